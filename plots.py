@@ -1,0 +1,120 @@
+"""Figures from run folders. Reads nothing but RUN/config.json and RUN/log.jsonl.
+
+    python plots.py curves RUN [RUN ...] [--out FILE]     one dashboard, the runs overlaid (default: RUN/curves.png)
+"""
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+import envs
+from ragen_mini import interval, need
+
+# Okabe and Ito's colours, told apart by colour-blind readers; the line style repeats the code for print in grey
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+STYLES = ["-", "--", "-.", ":"]
+PANELS = [  # column of log.jsonl, title, logarithmic?
+    ("success", "success rate", False),
+    ("reward", "return of an episode (training)", False),
+    ("reward_std", "std of the return inside a group", True),
+    ("entropy", "entropy per token [nats]", False),
+    ("grad_norm", "gradient norm before clipping", True),
+    ("response_length", "tokens written per episode", False),
+]
+
+
+def load(run):  # -> config, rows
+    """A run folder; a last line that was cut off in mid-write is left out."""
+    run, rows = Path(run), []
+    need((run / "log.jsonl").exists() and (run / "config.json").exists(), f"{run}: not a run folder (no log.jsonl)")
+    for line in (run / "log.jsonl").read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    need(rows, f"{run}: its log.jsonl is empty")
+    return json.loads((run / "config.json").read_text()), rows
+
+
+def column(rows, key):  # -> iterations, values; None becomes nan
+    found = [(row["iteration"], row[key]) for row in rows if key in row]
+    return np.array(found, dtype=float).reshape(-1, 2).T
+
+
+def ema(y, beta=0.8):
+    """Exponential moving average without the bias towards its start."""
+    out, mean, weight = [], 0.0, 0.0
+    for value in y:
+        mean, weight = beta * mean + (1 - beta) * value, beta * weight + (1 - beta)
+        out.append(mean / weight)
+    return np.array(out)
+
+
+def draw_success(ax, rows, config, color, style, labels):
+    """Evaluation with its 95% intervals; faint: success of the training rollouts; grey: the two yardsticks."""
+    points = [(row["iteration"], row["eval"][config["env"]]) for row in rows if config["env"] in row.get("eval", {})]
+    if points:
+        x, p = np.array(points).T
+        low, high = np.array([interval(rate, config["eval_prompts"]) for rate in p]).T
+        ax.errorbar(x, p, yerr=[p - low, high - p], color=color, ls=style, marker="o", ms=4, capsize=2,
+                    label="evaluation, 95% interval" if labels else None)
+    x, y = column(rows, "success")
+    ax.plot(x, ema(y), color=color, alpha=0.35, lw=1, label="training rollouts, smoothed" if labels else None)
+
+
+def draw_yardsticks(ax, config):
+    budget = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
+    lines = envs.mean_yardsticks(config["env"], budget, config["eval_prompts"], config["success_rate"])[:, -1]
+    for value, name, style in zip(lines, ("random", "optimal"), (":", "--")):
+        ax.axhline(value, color="0.4", lw=1, ls=style)
+        ax.annotate(f"{name} {value:.2f}", (0.99, value), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                    fontsize=7, color="0.3")
+
+
+def curves(runs, out=None):  # -> Path of the picture
+    """One dashboard for one or several runs: the signs of learning, and those of the Echo Trap (Fig. 6)."""
+    out = Path(out or Path(runs[0]) / "curves.png")
+    loaded = [load(run) for run in runs]
+    fig, axes = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
+    for ax, (key, title, log) in zip(axes.flat, PANELS):
+        for i, (config, rows) in enumerate(loaded):
+            color, style = COLORS[i % len(COLORS)], STYLES[i % len(STYLES)]
+            if key == "success":
+                draw_success(ax, rows, config, color, style, labels=i == 0)
+                continue
+            x, y = column(rows, key)
+            ax.plot(x, y, color=color, alpha=0.25, lw=0.8)
+            ax.plot(x, ema(y), color=color, ls=style, lw=1.6, label=Path(runs[i]).name)
+        ax.set(title=title, xlabel="iteration")
+        if log and any((column(rows, key)[1] > 0).any() for _, rows in loaded):
+            ax.set_yscale("log")
+        ax.grid(alpha=0.25)
+    config = loaded[0][0]
+    if all((c["env"], c["success_rate"]) == (config["env"], config["success_rate"]) for c, _ in loaded):
+        draw_yardsticks(axes[0, 0], config)
+    axes[0, 0].set_ylim(0, 1.02)
+    axes[0, 0].legend(fontsize=7, loc="upper left")
+    axes[0, 1].legend(fontsize=7)
+    title = f"{config['env']}, {config['model']}" + f", {config['algo']}" * (len(runs) == 1)
+    fig.suptitle(f"{title}: thin, as measured; thick, moving average", fontsize=10)
+    fig.savefig(out, dpi=110)
+    plt.close(fig)
+    return out
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser("plots.py", "%(prog)s curves RUN [RUN ...] [--out FILE]", description=__doc__)
+    parser.add_argument("figure", choices=["curves"], help="the dashboard")
+    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument("--out", help="file of the picture (default: RUN/curves.png of the first run)")
+    args = parser.parse_args(argv)
+    print(curves(args.runs, args.out))
+
+
+if __name__ == "__main__":
+    main()
