@@ -46,8 +46,8 @@ class Env:
 
     def reset(self, seed=0, options=None):  # -> observation, info
         fixed, self.state = find_level(type(self), self.spec, seed)
-        noise = (options or {}).get("noise", 0)
-        vars(self).update(fixed, over=False, dice=np.random.default_rng([seed, noise]))
+        dice = np.random.default_rng([seed, (options or {}).get("noise", 0)])
+        vars(self).update(fixed, over=False, dice=dice)
         return self.render(), {"success": False}
 
     def step(self, action):  # -> observation, reward, terminated, truncated (always False), info
@@ -177,8 +177,7 @@ class FrozenLake(Env):
     def outcomes(self, state, action):
         i, slip, outcomes = self.actions.index(action), (1 - self.success_rate) / 2, []
         for p, way in ((self.success_rate, i), (slip, i - 1), (slip, (i + 1) % 4)):
-            row, col = (min(max(x, 0), self.size - 1) for x in shift(state, self.actions[way]))
-            cell = (row, col)
+            cell = tuple(min(max(x, 0), self.size - 1) for x in shift(state, self.actions[way]))
             outcomes.append((p, cell, float(cell == self.goal), cell == self.goal or cell in self.holes))
         return outcomes
 
@@ -193,7 +192,7 @@ class FrozenLake(Env):
 ENVS = {"bandit": lambda: Bandit("Teacher", "Engineer"), "bandit_test": lambda: Bandit("Librarian", "Trader"),
         "bandit_rev": lambda: Bandit("Trader", "Librarian"),  # meaning and reward disagree
         "sokoban": Sokoban, "sokoban_large": lambda: Sokoban(size=8, boxes=2),
-        "sokoban_newvocab": lambda: Sokoban(symbols="W.GCBA@"),  # the same rooms
+        "sokoban_newvocab": lambda: Sokoban(symbols="W.GBCA@"),  # the same rooms
         "frozenlake": FrozenLake}
 
 def make(name, success_rate=1 / 3):
@@ -236,11 +235,8 @@ def yardsticks(env, horizon):  # -> random, optimal: lists of the success within
 @lru_cache
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
     """The two reference lines of a success rate: `yardsticks` averaged over the evaluation levels."""
-    env, curves = make(name, success_rate), []
-    for seed in EVAL_SEEDS[:levels]:
-        env.reset(seed)
-        curves.append(yardsticks(env, horizon))
-    return np.mean(curves, axis=0)
+    env = make(name, success_rate)
+    return np.mean([yardsticks(env, horizon) for seed in EVAL_SEEDS[:levels] if env.reset(seed)], axis=0)
 
 def print_table(budgets=(1, 5, 10, 15, 20, 25)):
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")

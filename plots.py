@@ -1,9 +1,11 @@
 """Figures from run folders. Reads nothing but RUN/config.json and RUN/log.jsonl.
 
-    python plots.py curves RUN [RUN ...] [--out FILE]     one dashboard, the runs overlaid (default: RUN/curves.png)
+    python plots.py curves RUN [RUN ...] [--out FILE]   one dashboard, runs overlaid (default: RUN/curves.png)
 """
 import argparse
 import json
+import math
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -13,9 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import envs
-from ragen_mini import interval, need
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the line style repeats the code for print in grey
+# Okabe and Ito's colours, which colour-blind readers tell apart; line styles repeat the code in grey print
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", "-.", ":"]
 PANELS = [  # column of log.jsonl, title, logarithmic?
@@ -28,16 +29,34 @@ PANELS = [  # column of log.jsonl, title, logarithmic?
 ]
 
 
+def interval(p, n, z=1.96):  # -> low, high
+    """Wilson's 95% interval of a success rate p that was measured on n episodes."""
+    center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)
+
+
+def yardsticks(name, config):  # -> random, optimal
+    """The exact success of random and of optimal play on the evaluation levels, within as many actions."""
+    budget = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
+    return envs.mean_yardsticks(name, budget, config["eval_prompts"], config["success_rate"])[:, -1]
+
+
+def eval_line(name, p, config):  # -> "frozenlake 0.41 [0.35, 0.47]  random 0.21  optimal 0.49"
+    numbers = p, *interval(p, config["eval_prompts"]), *yardsticks(name, config)
+    return name + " {:.2f} [{:.2f}, {:.2f}]  random {:.2f}  optimal {:.2f}".format(*numbers)
+
+
 def load(run):  # -> config, rows
     """A run folder; a last line that was cut off in mid-write is left out."""
     run, rows = Path(run), []
-    need((run / "log.jsonl").exists() and (run / "config.json").exists(), f"{run}: not a run folder (no log.jsonl)")
+    complete = (run / "log.jsonl").exists() and (run / "config.json").exists()
+    if not complete:
+        raise SystemExit(print(f"plots.py: {run} is not the folder of a run", file=sys.stderr) or 2)
     for line in (run / "log.jsonl").read_text().splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    need(rows, f"{run}: its log.jsonl is empty")
     return json.loads((run / "config.json").read_text()), rows
 
 
@@ -56,8 +75,9 @@ def ema(y, beta=0.8):
 
 
 def draw_success(ax, rows, config, color, style, labels):
-    """Evaluation with its 95% intervals; faint: success of the training rollouts; grey: the two yardsticks."""
-    points = [(row["iteration"], row["eval"][config["env"]]) for row in rows if config["env"] in row.get("eval", {})]
+    """Evaluation with its 95% intervals; faint: success of the training rollouts."""
+    evaluated = [row for row in rows if config["env"] in row.get("eval", {})]
+    points = [(row["iteration"], row["eval"][config["env"]]) for row in evaluated]
     if points:
         x, p = np.array(points).T
         low, high = np.array([interval(rate, config["eval_prompts"]) for rate in p]).T
@@ -68,12 +88,10 @@ def draw_success(ax, rows, config, color, style, labels):
 
 
 def draw_yardsticks(ax, config):
-    budget = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
-    lines = envs.mean_yardsticks(config["env"], budget, config["eval_prompts"], config["success_rate"])[:, -1]
-    for value, name, style in zip(lines, ("random", "optimal"), (":", "--")):
+    for value, name, style in zip(yardsticks(config["env"], config), ("random", "optimal"), (":", "--")):
         ax.axhline(value, color="0.4", lw=1, ls=style)
-        ax.annotate(f"{name} {value:.2f}", (0.99, value), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                    fontsize=7, color="0.3")
+        ax.annotate(f"{name} {value:.2f}", (0.99, value), xycoords=("axes fraction", "data"), ha="right",
+                    va="bottom", fontsize=7, color="0.3")
 
 
 def curves(runs, out=None):  # -> Path of the picture
@@ -107,8 +125,17 @@ def curves(runs, out=None):  # -> Path of the picture
     return out
 
 
+def report(run):
+    """The end of a run on the terminal: before and after, and where everything lies."""
+    config, rows = load(run)
+    for when, row in (("before", rows[0]), ("after", rows[-1])):
+        for name, p in row.get("eval", {}).items():
+            print(f"{when:9} {eval_line(name, p, config)}")
+    print(f"{curves([run])}; samples.jsonl, log.jsonl and checkpoint/ are beside it")
+
+
 def main(argv=None):
-    parser = argparse.ArgumentParser("plots.py", "%(prog)s curves RUN [RUN ...] [--out FILE]", description=__doc__)
+    parser = argparse.ArgumentParser("plots.py", "%(prog)s curves RUN [RUN ...] [--out FILE]")
     parser.add_argument("figure", choices=["curves"], help="the dashboard")
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", help="file of the picture (default: RUN/curves.png of the first run)")

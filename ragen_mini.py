@@ -1,21 +1,16 @@
 """RAGEN / StarPO (arXiv 2504.20073) in one file. Read it top to bottom: it is the life of a trajectory.
 
-A language model plays Bandit, Sokoban or FrozenLake over several turns. StarPO (State-Thinking-Actions-Reward
-Policy Optimization) makes trajectories that earned more reward more likely. One iteration:
-
-    play N episodes from each of P initial states                    rollout                     eq. 2
-    StarPO-S: keep the groups whose returns vary most                uncertainty_filter          eq. 7
-    how much better than expected was each token of the model?       gae (PPO), grpo_advantages  eq. 5
-    clipped gradient steps on minibatches of E trajectories          policy_loss, value_loss     eq. 4, 6
-
+A language model plays N episodes from each of P initial states (`rollout`); StarPO-S keeps the groups whose
+returns vary most (`uncertainty_filter`); each token of the model is told how much better than expected it was
+(`gae` for PPO, `grpo_advantages` for GRPO); clipped gradient steps make the good ones likelier (`update`).
 Letters: B = P*N trajectories, T tokens of the longest, n tokens that the model wrote, S columns of the cache,
-V vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; what was sampled is what
-is trained: no text is decoded and encoded again. On the T-1 grid, entry t is about predicting token t+1.
+V vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; sampled ids are trained
+as they are: no text is decoded and encoded again. On the T-1 grid, entry t is about predicting token t+1.
 """
-import argparse, collections, contextlib, copy, hashlib, inspect, itertools, json, math, os, re, shutil, sys, time
+import argparse, contextlib, copy, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -24,16 +19,15 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-import envs
+import envs, plots
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
-MAX_GRAD_NORM, VALUE_CLIP = 1.0, 0.5  # released code
+MAX_NORM, VALUE_CLIP = 1.0, 0.5  # of the gradient; of a value's move. Released code
 MICRO_TOKENS = 4096     # tokens of one forward-backward pass: bounds the memory, leaves the gradient as it is
-# bf16 arithmetic over fp32 master weights on a GPU: a step of 1e-6 would vanish in bf16 weights
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available())
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available())  # weights stay fp32
 
 # ---------------------------------------------------------------------------------------------------- config
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
@@ -41,11 +35,11 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32)
 PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400)
 MAY_BE_ZERO = "seed eval_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
+AT_MOST_ONE = "keep success_rate gamma lam clip_low".split()
 
 def need(condition, message):  # what the user can put right is one line on the terminal and exit code 2
     if not condition:
-        print(f"ragen_mini.py: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        raise SystemExit(print(f"ragen_mini.py: {message}", file=sys.stderr) or 2)
 
 @dataclass
 class Config:  # None: filled in by __post_init__. The comments are the texts of --help
@@ -92,27 +86,25 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
             self.model = "Qwen/Qwen2.5-0.5B-Instruct" if "cuda" in self.device else "tiny"
         preset = (TINY if self.model == "tiny" else PAPER) | (STARPO_S if self.starpo_s else STARPO)
         vars(self).update({name: value for name, value in preset.items() if getattr(self, name) is None})
-        for name, value in vars(self).items():
-            zero, flag = name in MAY_BE_ZERO, f"--{name.replace('_', '-')} {value}"
-            need(type(value) not in (int, float) or value > 0 or value == 0 and zero, f"{flag}: must be above 0")
-            need(name not in ("keep", "success_rate", "gamma", "lam") or value <= 1, f"{flag}: must be at most 1")
+        for name, x in vars(self).items():
+            low, high = name not in MAY_BE_ZERO, 1 if name in AT_MOST_ONE else float("inf")
+            need(type(x) not in (int, float) or 0 <= x <= high and (x > 0 or not low),
+                 f"--{name.replace('_', '-')} {x}: must be {'above' * low or 'at least'} 0, at most {high}")
+        self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
         self.eval_names = list(dict.fromkeys([self.env, *filter(None, self.eval_envs.split(","))]))
-        for name in self.eval_names:
-            need(name in envs.ENVS, f"unknown environment '{name}': choose from {', '.join(envs.ENVS)}")
-        need(self.algo in ("ppo", "grpo") and self.adv_norm in ("std", "mean"), "choose --algo ppo or grpo, "
-             "--adv-norm std or mean")
-        need(self.rollouts > 1 or (self.keep == 1 and self.algo == "ppo"),
-             "--rollouts 1: the filter and GRPO compare rollouts of a group, they need --rollouts 2 or more")
+        need({*self.eval_names} <= {*envs.ENVS}, f"no such environment: choose from {', '.join(envs.ENVS)}")
+        need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
+        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
+        need(self.rollouts > 1 or self.keep == 1 and self.algo == "ppo", "filter and GRPO need --rollouts 2")
         need(cuda or "cuda" not in self.device, f"--device {self.device}: no CUDA GPU here; use --device cpu")
 
-def parse_config(argv=None):  # -> Config
-    """The command line is made from the fields of Config and their comments."""
+def parse_config(argv=None):  # -> Config; the command line is made from its fields and their comments
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--option value ...]", allow_abbrev=False)
     parser.error = lambda message: need(False, f"{message} (--help lists all options)")
     texts = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Config), re.M))
     for f in fields(Config):
         kind = {"action": "store_true"} if f.type is bool else {"type": f.type, "metavar": f.type.__name__}
-        default = f"{f.default:.3g}" if type(f.default) is float else f.default
+        default = round(f.default, 3) if type(f.default) is float else f.default
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
                             help=texts[f.name] + f" [{default}]" * bool(default))
     return Config(**vars(parser.parse_args(argv)))
@@ -122,19 +114,16 @@ START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag o
 PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, in linear time
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
-def instruction(env, cfg):
+def message(env, cfg, left, reward=None):  # reward of the last turn; None before the first one
+    """What the agent reads at each turn: the task or its last reward, the state, the actions it has left."""
     shape = "<think> your thoughts </think>" * (not cfg.no_think) + "<answer> action || action </answer>"
-    return (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
+    task = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
             f"||. Write exactly {shape} and nothing else.\n\n")
-
-def observation(env, left, reward=None):
-    """What the agent reads at each turn: reward of its last turn, state, actions left."""
-    earned = "" if reward is None else f"Reward: {reward:.1f}\n"
-    return f"{earned}State:\n{env.render()}\nYou have {left} actions left."
+    before = task if reward is None else f"Reward: {reward:.1f}\n"
+    return f"{before}State:\n{env.render()}\nYou have {left} actions left."
 
 def encode(tok, cfg, user, after_answer):  # -> ids
-    """A user's message in the model's chat template, up to the first tag of the answer. `after_answer`: all
-    that stands between two answers, from the end of turn on; no id before it is touched."""
+    """A message in the chat template, up to the first tag of an answer; after an answer, from its end on."""
     chat = [("user", "."), ("assistant", "(seam)")] * after_answer + [("user", user)]
     chat = [{"role": role, "content": content} for role, content in chat]
     text = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False).split("(seam)")[-1]
@@ -179,18 +168,16 @@ def begin(name, group, seed, noise, tok, cfg):  # -> Trajectory that waits for i
     env = envs.make(name, success_rate=cfg.success_rate)
     env.reset(seed, options={"noise": noise})
     traj = Trajectory(env, group, cfg.max_actions)
-    traj.add(encode(tok, cfg, instruction(env, cfg) + observation(env, traj.left), after_answer=False))
+    traj.add(encode(tok, cfg, message(env, cfg, traj.left), after_answer=False))
     return traj
 
 def take_turn(traj, answer, logp, tok, cfg):
-    """The answer's ids are appended as they are, its actions run, its reward lands on its last token; unless
-    it is over, an observation follows. An invalid answer moves nothing and costs FORMAT_PENALTY."""
+    """Append the answer as it is, run its actions, put the reward on its last token, append what follows."""
     env, state, ended = traj.env, traj.env.render(), answer[-1] == end_of_turn(tok, cfg)
     text = START[cfg.no_think] + tok.decode(answer[:len(answer) - ended], clean_up_tokenization_spaces=False)
-    limit = min(cfg.max_actions_per_turn, traj.left)
-    actions = parse_answer("<think></think>" * cfg.no_think + text, env.actions, limit)
-    reward = 0.0 if actions else FORMAT_PENALTY
-    for action in actions or []:
+    actions = parse_answer("<think></think>" * cfg.no_think + text, env.actions, cfg.max_actions_per_turn)
+    reward = 0.0 if actions else FORMAT_PENALTY  # an invalid answer moves nothing
+    for action in (actions or [])[:traj.left]:
         _, r, over, _, info = env.step(action)
         reward, traj.left, traj.success = reward + r, traj.left - 1, info["success"]
         if over:
@@ -200,13 +187,13 @@ def take_turn(traj, answer, logp, tok, cfg):
     traj.turns.append(dict(state=state, answer=text, valid=bool(actions), reward=reward, tokens=len(answer)))
     traj.done = env.over or traj.left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:  # where the model was cut off before its end of turn, that token is context
-        traj.add(encode(tok, cfg, observation(env, traj.left, reward), after_answer=True)[int(ended):])
+        traj.add(encode(tok, cfg, message(env, cfg, traj.left, reward), after_answer=True)[int(ended):])
 
 # --------------------------------------------------------------------------------------------------- rollout
 @autocast
 def converse(policy, cache, valid, unread, stop, temperature, cfg, dice):
-    """Every row reads the ids it has not seen, then samples an answer. `valid` (B,S) marks the columns of the
-    KV cache that hold a token. -> ids, log-probs and summed entropy of each answer; valid"""
+    """Every row reads what is new to it and answers. -> ids, log-probs, summed entropy of the answers; valid
+    (B,S): which columns of the KV cache hold a token. Only these are seen, and counted as positions."""
     ids, new = (pad_sequence(rows, batch_first=True, padding_side="left").to(valid.device) for rows in (
         [torch.tensor(row) for row in unread], [torch.ones(len(row), dtype=torch.long) for row in unread]))
     tokens, logps, entropy, writing = [], [], 0.0, torch.ones_like(new[:, :1])  # writing: 0 after end of turn
@@ -227,8 +214,7 @@ def converse(policy, cache, valid, unread, stop, temperature, cfg, dice):
 
 @torch.no_grad()
 def rollout(policy, tok, name, seeds, n, cfg, seed, temperature):  # -> len(seeds) * n trajectories, by group
-    """Play n episodes from the initial state of every seed, all at once. One KV cache lives as long as the
-    episodes, so nothing is read twice; finished episodes leave the batch."""
+    """Play n episodes from each seed's state, all at once, with one KV cache: nothing is read twice."""
     trajs = [begin(name, group, s, noise, tok, cfg) for group, s in enumerate(seeds) for noise in range(n)]
     live, stop, dice = trajs, end_of_turn(tok, cfg), torch.Generator(cfg.device).manual_seed(seed)
     cache = transformers.DynamicCache(config=policy.config)
@@ -245,13 +231,13 @@ def rollout(policy, tok, name, seeds, n, cfg, seed, temperature):  # -> len(seed
         cache.batch_select_indices(rows.to(cfg.device))
     return trajs
 
-# -------------------------------------------------- batches, per-token quantities, the filter, advantages
+# ------------------------------------- batches, per-token quantities, the filter, advantages, losses, update
 def collate(trajs, device):  # -> ids (B,T); mask, old_logp, reward (B,T-1); length (B,1)
     """The only place where lists become tensors, and the only shift: entry t is about token t+1."""
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
     batch = {key: pad_sequence([torch.tensor(getattr(t, key)) for t in trajs], batch_first=True).to(device)
              for key in ("ids", "mask", "old_logp", "reward")}
-    batch = {key: x if key == "ids" else x[:, 1:] for key, x in batch.items()}
+    batch = {key: x[:, int(key != "ids"):] for key, x in batch.items()}
     return batch | {"length": torch.tensor([[len(traj.ids)] for traj in trajs], device=device)}
 
 def micro_batches(batch, rows):  # yields rows, and the batch cut to them
@@ -259,15 +245,13 @@ def micro_batches(batch, rows):  # yields rows, and the batch cut to them
     length, part = batch["length"][:, 0].tolist(), []
     for row in [*sorted(rows.tolist(), key=length.__getitem__), None]:
         if part and (row is None or (len(part) + 1) * length[row] > MICRO_TOKENS):
-            T = length[part[-1]]
-            yield part, {key: x[part, :T if key == "ids" else T - 1] for key, x in batch.items()}
+            yield part, {key: x[part, :length[part[-1]] - (key != "ids")] for key, x in batch.items()}
             part = []
         part.append(row)
 
 @autocast
 def token_logps(policy, part, cfg):  # ids (B,T), mask (B,T-1) -> log pi (n,), entropy (n,)
-    """Logits only where a token is trained: the vocabulary is the largest dimension. No attention mask:
-    padding is on the right, where causal attention does not look."""
+    """Logits only where a token is trained. No attention mask: padding is on the right, where none looks."""
     hidden = policy.base_model(input_ids=part["ids"]).last_hidden_state[:, :-1][part["mask"]]
     logp = (policy.get_output_embeddings()(hidden).float() / cfg.temperature).log_softmax(-1)  # (n,V)
     return logp.gather(1, part["ids"][:, 1:][part["mask"]][:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
@@ -291,13 +275,12 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) indices of the kept prompts
     return U.argsort(descending=True, stable=True)[:max(1, int(keep * len(R)))].sort().values
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group; sample std; a group of equal returns gives 0, not 0/0."""
-    centered = R - R.mean(dim=1, keepdim=True)
-    return centered / (R.std(dim=1, keepdim=True) + 1e-6) if norm == "std" else centered
+    """eq. 5: A_i = (R_i - mean) / std of the group, sample std; equal returns give 0, not rounding noise."""
+    centered, std = R - R.mean(dim=1, keepdim=True), R.std(dim=1, keepdim=True)
+    return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0) if norm == "std" else centered
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return (B,T-1)
-    """Generalised advantage estimation. The environment's tokens are no steps of the agent: the recursion
-    jumps over them, so what follows the last token of an answer is the first token of the next answer."""
+    """The environment's tokens are no steps of the agent: the recursion jumps over them, answer to answer."""
     adv, next_adv, next_value = torch.zeros_like(value), value[:, 0] * 0, value[:, 0] * 0
     for t in reversed(range(value.shape[1])):
         delta = reward[:, t] + gamma * next_value - value[:, t]  # A_t = delta_t + gamma lam A_t+1
@@ -322,7 +305,6 @@ def score(trajs, ref, critic, cfg):  # -> batch with adv (B,T-1); PPO: value, re
         adv = grpo_advantages(R, cfg.adv_norm).view(-1, 1) + penalty.flip(1).cumsum(1).flip(1)
     return batch | {"adv": adv * mask}
 
-# ----------------------------------------------------------------------------------------- losses and update
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4, 6: -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), minus the entropy bonus."""
     ratio = (logp - old_logp).exp()
@@ -335,12 +317,11 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of every gradient step
-    """Steps on random minibatches of E trajectories. The loss is the mean over the tokens of a minibatch (released
-    code; the paper prints a mean over trajectories of means over tokens), micro-batch by micro-batch."""
+    """Steps on E trajectories each, by micro-batches; a mean over tokens (the paper's: over trajectories)."""
     steps, dice = [], torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         for rows in torch.randperm(len(batch["ids"]), generator=dice).split(cfg.batch):
-            n, stats = int(batch["mask"][rows].sum()), collections.Counter()
+            n, stats = int(batch["mask"][rows].sum()), Counter()
             for _, part in micro_batches(batch, rows):
                 old = {key: x[part["mask"]] for key, x in part.items() if key not in ("ids", "length")}
                 loss, clipped = policy_loss(*token_logps(policy, part, cfg), old["old_logp"], old["adv"], cfg)
@@ -349,12 +330,11 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
                     loss = value_loss(token_values(critic, part, cfg), old["value"], old["ret"])
                     losses["value_loss"] = loss.sum() / n
                 sum(losses.values()).backward()
-                stats.update({"clip_fraction": clipped.sum().item() / n} | {k: x.item() for k, x in losses.items()})
-            for group in reversed(optimizer.param_groups):  # the policy last: its norm is logged
-                norm = torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
+                stats.update({k: x.item() for k, x in losses.items()}, clip_fraction=clipped.sum().item() / n)
+            norms = [torch.nn.utils.clip_grad_norm_(g["params"], MAX_NORM) for g in optimizer.param_groups]
             optimizer.step()
             optimizer.zero_grad()
-            steps.append(dict(stats, grad_norm=norm.item()))
+            steps.append(dict(stats, grad_norm=norms[0].item()))
     return steps
 
 # ------------------------------------------------------------ policies: `tiny` and its cold start; any other
@@ -374,33 +354,31 @@ def offset(a, b):  # offset((0, 0), (2, 1)) -> "2 down and 1 right"
     moves = zip((b[0] - a[0], b[1] - a[1]), (("up", "down"), ("left", "right")))
     return " and ".join(f"{abs(d)} {ways[d > 0]}" for d, ways in moves if d)
 
-def scripted_answer(env, who, rng):  # -> thought, actions
-    """The planner says where things are and takes a shortest path; of the bandit it knows how names sound, and
-    prefers neither arm. Anybody else has a stock phrase and picks one or two actions at random."""
-    path = envs.solve(env)
-    if who != "planner" or path is None:
-        path = rng.choice(env.actions, 1 if isinstance(env, envs.Bandit) else rng.integers(1, 3)).tolist()
-        return "I am not sure, let me just try.", path
-    if isinstance(env, envs.FrozenLake):
-        return f"The goal is {offset(env.state, env.goal)}.", path[:rng.integers(1, 6)]
-    if isinstance(env, envs.Sokoban):
-        player, (box,), (target,) = *env.state, env.targets
-        return f"The box is {offset(player, box)}. The target is {offset(box, target)} of it.", path[:5]
-    arm = env.actions[rng.integers(2)]
-    thought = " ".join(f"{name} sounds {SOUNDS[name]}." for name in env.state)
-    return f"{thought} I choose the {SOUNDS[arm]} one.", [arm]
-
 def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
-    """A scripted episode, written by the functions that the rollout uses; one in seven has no thoughts."""
+    """A scripted episode. A planner says where things are and takes a shortest path; of the bandit it knows
+    how names sound, preferring none. A habit: a phrase, random actions; a sloppy one forgets its tags."""
     cfg = Config(model="tiny", device="cpu", max_turns=max_turns, no_think=bool(rng.random() < 1 / 7))
     seed, noise = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
     traj = begin(rng.choice(list(WORLDS), p=list(WORLDS.values())), 0, seed, noise, tok, cfg)
+    env = traj.env
     while not traj.done:
-        who = rng.choice(list(prior), p=list(prior.values()))
-        thought, actions = scripted_answer(traj.env, who, rng)
-        text = "" if cfg.no_think else thought + "</think>"
-        text += "<answer>" * (who != "sloppy" and not cfg.no_think) + " || ".join(actions)
-        ids = tok(text + "</answer>" * (who != "sloppy") + "<|im_end|>").input_ids  # sloppy: forgot the tags
+        who, path = rng.choice(list(prior), p=list(prior.values())), envs.solve(env)
+        if who != "planner" or path is None:
+            thought = "I am not sure, let me just try."
+            path = rng.choice(env.actions, 1 if isinstance(env, envs.Bandit) else rng.integers(1, 3)).tolist()
+        elif isinstance(env, envs.FrozenLake):
+            thought, path = f"The goal is {offset(env.state, env.goal)}.", path[:rng.integers(1, 6)]
+        elif isinstance(env, envs.Sokoban):
+            player, (box,), (target,) = *env.state, env.targets
+            thought = f"The box is {offset(player, box)}. The target is {offset(box, target)} of it."
+        else:
+            path = [env.actions[rng.integers(2)]]
+            thought = " ".join(f"{name} sounds {SOUNDS[name]}." for name in env.state)
+            thought += f" I choose the {SOUNDS[path[0]]} one."
+        answer = " || ".join(path[:5])
+        answer = answer if who == "sloppy" else f"<answer>{answer}</answer>"
+        text = answer.removeprefix("<answer>") if cfg.no_think else f"{thought}</think>{answer}"
+        ids = tok(text + "<|im_end|>").input_ids
         take_turn(traj, ids, [0.0] * len(ids), tok, cfg)
     return traj
 
@@ -413,16 +391,15 @@ def tiny_tokenizer():
                                                 eos_token="<|im_end|>", chat_template=TEMPLATE)
 
 def cold_start(steps=580, seed=0):  # -> model, tokenizer
-    """Supervised fine-tuning on scripted episodes (App. C: on BFS solutions): lessons by the planner, then
-    episodes by the mixture PRIOR. RL has something to find, and something to collapse into."""
+    """Supervised fine-tuning on scripted episodes (App. C: BFS solutions), at last on the mixture PRIOR."""
     tok, rng, cfg = tiny_tokenizer(), np.random.default_rng(seed), Config(model="tiny", device="cpu")
     lessons = [({"planner": 1.0}, 1)] * 8000 + [({"planner": 1.0}, 5)] * 2000 + [(PRIOR, 5)] * 800
     bar = tqdm(lessons + [(PRIOR, 5)] * 3000, "tiny: demonstrations", leave=False)
     demos = [demonstration(tok, rng, prior, turns) for prior, turns in bar]
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=len(tok), hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None, eos_token_id=2))
+        vocab_size=len(tok), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, tie_word_embeddings=True, bos_token_id=None, eos_token_id=tok.eos_token_id))
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
     optimizers = {torch.optim.Muon(matrices, weight_decay=0.0): 0.02, torch.optim.AdamW(others): 3e-3}
@@ -439,80 +416,70 @@ def cold_start(steps=580, seed=0):  # -> model, tokenizer
 
 def tiny_folder():  # -> folder of the embedded model, made on first use
     """The name carries a hash of the recipe; the folder appears whole, by renaming, or not at all."""
-    code = envs, observation, encode, take_turn, scripted_answer, demonstration, tiny_tokenizer, cold_start
+    code = envs, message, encode, take_turn, offset, demonstration, tiny_tokenizer, cold_start
     recipe = "".join(map(inspect.getsource, code)) + repr((PRIOR, WORLDS, WORDS, TEMPLATE))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ragen_mini"
     folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=cache) as work, contextlib.suppress(OSError):
+        with tempfile.TemporaryDirectory(dir=cache) as work, contextlib.suppress(OSError):
             for part in cold_start():
                 part.save_pretrained(f"{work}/tiny")
             os.rename(f"{work}/tiny", folder)  # OSError: another process was faster
     return folder
 
-def load_models(cfg):  # -> policy, critic (PPO), tokenizer
-    """fp32 weights; eval(): no dropout, so that sampling and training see the same distribution. The critic
-    has the policy's architecture and first weights, but one number per token in place of the vocabulary."""
-    source, kinds = tiny_folder() if cfg.model == "tiny" else cfg.model, ["AutoModelForCausalLM"]
-    kinds += ["AutoModelForTokenClassification"] * (cfg.algo == "ppo")
+def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
+    """fp32: a step of 1e-6 vanishes in bf16. eval: no dropout. The critic starts as the policy, with one output."""
+    torch.manual_seed(cfg.seed)  # the critic's head is random
+    source = tiny_folder() if cfg.model == "tiny" else cfg.model
+    kinds = ["CausalLM"] + ["TokenClassification"] * (cfg.algo == "ppo")
     try:
         tok = transformers.AutoTokenizer.from_pretrained(source)
-        policy, *critic = (getattr(transformers, kind).from_pretrained(source, dtype=torch.float32, num_labels=1)
-                           .to(cfg.device).eval() for kind in kinds)
+        policy, *critic = (getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
+            source, dtype=torch.float32, num_labels=1).to(cfg.device).eval() for kind in kinds)
     except Exception as error:
-        need(False, f"--model {source} cannot be loaded ({' '.join(str(error).split())[:99]}...). Give a folder "
-             "(of a run: RUN/checkpoint) or, with network, a hub id; --model tiny needs neither")
+        need(False, f"--model {source} cannot be loaded ({' '.join(str(error).split())[:90]}...). Give a "
+             "folder (a run's: RUN/checkpoint) or, with network, a hub id; --model tiny needs neither")
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
     tokens = cfg.max_turns * (len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + cfg.max_new_tokens)  # at most
     room = getattr(policy.config, "max_position_embeddings", tokens)
     need(tokens <= room, f"episodes may take {tokens} tokens, the model reads {room}: lower --max-new-tokens")
-    return policy, critic[0] if critic else None, tok
+    ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
+    rates = zip((policy, *critic), (cfg.lr, cfg.critic_lr))
+    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": lr} for model, lr in rates])
+    return policy, critic[0] if critic else None, ref, optimizer, tok
 
 # ------------------------------------------------------------------------------------- evaluate, log, train
-def interval(p, n, z=1.96):  # -> low, high
-    """Wilson's 95% interval of a success rate p that was measured on n episodes."""
-    center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)
-
-def append(file, row):
-    with open(file, "a") as out:
-        out.write(json.dumps(row) + "\n")
-
-def evaluate(policy, tok, when, out, cfg):  # -> {environment: success}
-    """An episode on each evaluation level at temperature 0.5, the same slips and dice in every run; printed
-    with interval and yardsticks: the exact success of random and of optimal play in as many actions."""
-    result, n, step = {}, min(cfg.eval_prompts, len(envs.EVAL_SEEDS)), max(64, cfg.prompts * cfg.rollouts)
-    budget = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
+def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success}
+    """An episode on each evaluation level at temperature 0.5, the same slips and dice in every run."""
+    result, n, step = {}, cfg.eval_prompts, max(64, cfg.prompts * cfg.rollouts)
     for name in cfg.eval_names:
         trajs = [traj for i in range(0, n, step) for traj in rollout(
             policy, tok, name, envs.EVAL_SEEDS[i:min(i + step, n)], 1, cfg, i, EVAL_TEMPERATURE)]
-        result[name] = p = sum(traj.success for traj in trajs) / n
-        yards = *interval(p, n), *envs.mean_yardsticks(name, budget, n, cfg.success_rate)[:, -1]
-        tqdm.write("{:13} {} {:.2f} [{:.2f}, {:.2f}]  random {:.2f}  optimal {:.2f}".format(when, name, p, *yards))
-        for traj in trajs[:2] if out else []:  # whole episodes, to be read
-            append(out / "samples.jsonl", dict(when=when, env=name, success=traj.success, R=traj.R,
-                                               turns=traj.turns, text=tok.decode(traj.ids)))
+        result[name] = sum(traj.success for traj in trajs) / n
+        tqdm.write(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
+        for traj in trajs[:2]:  # whole episodes, to be read
+            row = dict(when=when, env=name, success=traj.success, R=traj.R, turns=traj.turns)
+            print(json.dumps(row | {"text": tok.decode(traj.ids)}), file=samples, flush=True)
     return result
 
 def explain(cfg):  # -> what the flags mean for the objective, in words
     kept = max(1, int(cfg.keep * cfg.prompts))
-    updates = math.ceil(kept * cfg.rollouts / cfg.batch) * cfg.epochs
+    updates = -(-kept * cfg.rollouts // cfg.batch) * cfg.epochs  # rounded up
     clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}" if updates > 1 else "1, never clipped"
-    return (f"{cfg.algo}: {'GAE' if cfg.algo == 'ppo' else 'group'} advantages; filter keeps {kept} of "
-            f"{cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
+    return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
+            f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 def self_check(trajs, policy, cfg):
     """The invariants that silent bugs break, on the first rollout."""
     batch = collate(trajs[:16], cfg.device)
     gap = (on_grid(lambda part: token_logps(policy, part, cfg)[0], batch) - batch["old_logp"])[batch["mask"]]
-    limit = 0.5 if "cuda" in cfg.device else 1e-4  # bf16 rounds
-    assert gap.abs().max() < limit, f"on fresh data the ratio must be 1: off by {gap.abs().max():.1e}"
+    assert gap.abs().max() < (0.5 if "cuda" in cfg.device else 1e-4), f"ratio not 1: {gap.abs().max():.1e}"
+    starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
+    assert len(starts) == trajs[-1].group + 1, "one initial state per group"
     for traj in trajs:
         assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
-        first = trajs[traj.group * cfg.rollouts]
-        assert traj.turns[0]["state"] == first.turns[0]["state"], "one initial state per group"
 
 def save(out, policy, tok, critic, optimizer, iteration):
     """RUN/checkpoint: the policy as a Hugging Face folder, and trainer.pt. Written beside, then renamed."""
@@ -528,35 +495,32 @@ def save(out, policy, tok, critic, optimizer, iteration):
 
 def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md says what each means
     turns, tokens = [turn for traj in trajs for turn in traj.turns], sum(sum(traj.mask) for traj in trajs)
-    thoughts = [turn["answer"].partition("</think>")[0].split() for turn in turns]
     kl = [batch["kl"][batch["mask"]].mean().item() for batch in batches if "kl" in batch]
-    row = dict(reward=R.mean(), reward_std=R.std(1, correction=0).mean(),
-               success=np.mean([traj.success for traj in trajs]),
+    thoughts = [len(turn["answer"].partition("</think>")[0].split()) for turn in turns]
+    row = dict(reward=R.mean(), reward_std=R.std(1, correction=0).mean(), kl=np.mean(kl or 0),
+               success=np.mean([traj.success for traj in trajs]), think_length=np.mean(thoughts),
                entropy=sum(traj.entropy for traj in trajs) / tokens, response_length=tokens / len(trajs),
-               think_length=np.mean([len(words) for words in thoughts]), turns=len(turns) / len(trajs),
-               valid=np.mean([turn["valid"] for turn in turns]), kl=np.mean(kl or 0),
+               valid=np.mean([turn["valid"] for turn in turns]), turns=len(turns) / len(trajs),
                **{key: np.mean([step[key] for step in steps]) for key in (steps or [{}])[0]})
     return {key: round(float(x), 6) for key, x in row.items()} | {
         "updates": len(steps), "kept": sum(len(batch["ids"]) for batch in batches), "tokens": tokens}
 
 def train(cfg):  # -> the rows of log.jsonl
     """Row 0 is the evaluation before training; row i: rollouts, updates, then evaluation of iteration i."""
-    torch.manual_seed(cfg.seed)
-    policy, critic, tok = load_models(cfg)
+    policy, critic, ref, optimizer, tok = load_models(cfg)
     if cfg.eval_only:
-        return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", None, cfg)}]
-    ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
-    rates = [(policy, cfg.lr)] + [(critic, cfg.critic_lr)] * (cfg.algo == "ppo")
-    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": lr} for model, lr in rates])
+        return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", open(os.devnull, "w"), cfg)}]
     name = cfg.out or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
-    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))  # nothing is overwritten
-    out = next(path for path in map(Path, names) if not path.exists())
+    out = next(path for i in itertools.count(1)  # nothing is ever overwritten
+               if not (path := Path(name if i == 1 else f"{name}-{i}")).exists())
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1))
-    print(f"{cfg.model} ({policy.num_parameters() / 1e6:.2f} M parameters) on {cfg.device} -> {out}")
-    print(explain(cfg))
-    rows = [{"iteration": 0, "eval": evaluate(policy, tok, "before", out, cfg)}]
-    append(out / "log.jsonl", rows[0])
+    log, samples = open(out / "log.jsonl", "w"), open(out / "samples.jsonl", "w")
+    print(f"{cfg.model}, {policy.num_parameters() / 1e6:.2f} M weights, {cfg.device}, {out}\n{explain(cfg)}")
+    rows = [{"iteration": 0}]
+    if cfg.eval_every:
+        rows[0]["eval"] = evaluate(policy, tok, "before", samples, cfg)
+    print(json.dumps(rows[0]), file=log, flush=True)
     for i in (bar := tqdm(range(1, cfg.iterations + 1), "StarPO" + "-S" * cfg.starpo_s)):
         start, batches, steps = time.perf_counter(), [], []
         rng = np.random.default_rng([cfg.seed, i])  # no other state: a run can be continued exactly
@@ -572,12 +536,14 @@ def train(cfg):  # -> the rows of log.jsonl
         # --- everything below is diagnostics
         seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
         rows.append({"iteration": i} | statistics(trajs, R, batches, steps) | seconds)
-        if cfg.eval_every and (i % cfg.eval_every == 0 or i == cfg.iterations):
-            rows[-1]["eval"] = evaluate(policy, tok, f"iteration {i}", out, cfg)
-        append(out / "log.jsonl", rows[-1])
+        last = i == cfg.iterations
+        if cfg.eval_every and (i % cfg.eval_every == 0 or last):
+            rows[-1]["eval"] = evaluate(policy, tok, "after" if last else f"iter {i}", samples, cfg)
+        print(json.dumps(rows[-1]), file=log, flush=True)
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "success", "entropy")})
-        if i % cfg.save_every == 0 or i == cfg.iterations:
+        if i % cfg.save_every == 0 or last:
             save(out, policy, tok, critic, optimizer, i)
+    plots.report(out)
     return rows
 
 if __name__ == "__main__":

@@ -1,0 +1,254 @@
+"""The worlds, against gymnasium's FrozenLake, exhaustive search, simulation and drawings."""
+import itertools
+
+import numpy as np
+import pytest
+
+import envs
+
+
+def draw(picture):
+    """A Sokoban world from a drawing in its own symbols."""
+    env = envs.Sokoban()
+    env.reset(0)
+    rows = [line.split() for line in picture.strip().splitlines()]
+    cells = {(r, c): x for r, row in enumerate(rows) for c, x in enumerate(row)}
+    env.size = len(rows)
+    env.floor = tuple(sorted(cell for cell, x in cells.items() if x != "#"))
+    env.targets = tuple(sorted(cell for cell, x in cells.items() if x in "O√S"))
+    player = next(cell for cell, x in cells.items() if x in "PS")
+    env.state = player, tuple(sorted(cell for cell, x in cells.items() if x in "X√"))
+    assert env.render().split() == picture.split()
+    return env
+
+
+def test_sokoban_rewards_on_a_drawn_room():
+    """Walk, bump, push on (+1), push off (-1) and solve with two boxes (+1 +10), each action -0.1."""
+    env = draw("""
+        # # # # # # #
+        # P X O _ _ #
+        # _ _ _ _ _ #
+        # _ X _ O _ #
+        # _ _ _ _ _ #
+        # _ _ _ _ _ #
+        # # # # # # #""")
+    def act(action):
+        _, reward, over, truncated, info = env.step(action)
+        assert not truncated
+        return round(reward, 6), over, info["success"]
+    assert act("Up") == (-0.1, False, False)       # a wall
+    assert act("Right") == (0.9, False, False)     # pushed onto the target
+    assert act("Right") == (-1.1, False, False)    # and off again
+    assert env.state[1] == ((1, 4), (3, 2))
+    assert act("Down") == (-0.1, False, False)
+    assert act("Right") == (-0.1, False, False)
+    assert act("Right") == (-0.1, False, False)
+    assert act("Up") == (-0.1, False, False)
+    assert act("Left") == (0.9, False, False)      # back on it
+    for action in ("Down", "Left", "Left", "Left", "Down"):
+        assert act(action) == (-0.1, False, False)
+    assert act("Right") == (-0.1, False, False)    # a push between targets
+    assert act("Right") == (10.9, True, True)      # all boxes on targets
+    with pytest.raises(AssertionError):
+        env.step("Up")
+
+
+def test_sokoban_boxes_block():
+    env = draw("""
+        # # # # #
+        # P X X #
+        # _ X _ #
+        # _ O O #
+        # # # # #""")
+    before = env.state
+    assert env.outcomes(before, "Right") == [(1.0, before, -0.1, False)], "two boxes in a row do not move"
+    assert env.outcomes(((2, 1), before[1]), "Right")[0][1] == ((2, 2), ((1, 2), (1, 3), (2, 3)))
+
+
+def shortest(env, depth):
+    """Exhaustive search: the length of a shortest solution by trying every action sequence."""
+    for n in range(1, depth + 1):
+        for actions in itertools.product(env.actions, repeat=n):
+            state = env.state
+            for action in actions:
+                _, state, _, over = env.outcomes(state, action)[0]
+                if over:
+                    break
+            if env.won(state):
+                return n
+
+
+@pytest.mark.parametrize("name", ["sokoban", "frozenlake"])
+def test_solve_is_optimal_and_every_level_solvable(name):
+    env, lengths = envs.make(name, success_rate=1.0), []
+    for seed in range(200, 400):  # evaluation levels and training levels
+        env.reset(seed)
+        path = envs.solve(env)
+        lengths.append(len(path))
+        if len(path) <= 5:
+            assert len(path) == shortest(env, 5)
+        total = 0.0
+        for action in path:
+            _, reward, over, _, info = env.step(action)
+            total += reward
+        assert over and info["success"]
+        assert total == pytest.approx(11 - 0.1 * len(path) if name == "sokoban" else 1.0)
+    if name == "sokoban":
+        assert 3 <= np.median(lengths) <= 4 and max(lengths) <= 10
+
+
+def test_sokoban_large_is_solvable():
+    env = envs.make("sokoban_large")
+    for seed in range(300, 305):
+        env.reset(seed)
+        assert len(env.state[1]) == 2 and envs.solve(env)
+
+
+def test_newvocab_is_a_pure_relabelling():
+    plain, new = envs.make("sokoban"), envs.make("sokoban_newvocab")
+    for seed in (0, 5, 999):
+        a, b = plain.reset(seed)[0], new.reset(seed)[0]
+        assert a.translate(str.maketrans("#_OX√PS", "W.GBCA@")) == b
+
+
+def test_paper_symbols_of_newvocab():
+    """App. G: # W, _ ., O G, √ C, X B, P A, S @."""
+    env = envs.Sokoban(symbols=envs.make("sokoban_newvocab").symbols)
+    assert dict(zip("#_OX√PS", env.symbols)) == {"#": "W", "_": ".", "O": "G", "√": "C", "X": "B", "P": "A", "S": "@"}
+
+
+@pytest.mark.parametrize("rate", [1 / 3, 0.8, 1.0])
+def test_frozenlake_is_gymnasiums(rate):
+    """Transition probabilities, rewards and endings of gymnasium's own model, on 20 maps."""
+    gym = pytest.importorskip("gymnasium.envs.toy_text.frozen_lake")
+    env = envs.make("frozenlake", success_rate=rate)
+    for seed in range(20):
+        env.reset(seed)
+        start, n = env.state, env.size
+        grid = [["F"] * n for _ in range(n)]
+        grid[start[0]][start[1]], grid[env.goal[0]][env.goal[1]] = "S", "G"
+        for r, c in env.holes:
+            grid[r][c] = "H"
+        theirs = gym.FrozenLakeEnv(desc=["".join(row) for row in grid], is_slippery=True, success_rate=rate).P
+        for r, c in itertools.product(range(n), repeat=2):
+            if (r, c) == env.goal or (r, c) in env.holes:
+                continue
+            for i, action in enumerate(env.actions):
+                ours, reference = {}, {}
+                for p, new, reward, over in env.outcomes((r, c), action):
+                    ours[new, reward, over] = ours.get((new, reward, over), 0) + p
+                for p, new, reward, over in theirs[r * n + c][i]:
+                    key = divmod(new, n), float(reward), bool(over)
+                    reference[key] = reference.get(key, 0) + p
+                assert {k: p for k, p in ours.items() if p > 1e-12} == pytest.approx(
+                    {k: p for k, p in reference.items() if p > 1e-12})
+
+
+def test_frozenlake_slips_as_often_as_it_says():
+    env, moves, n = envs.make("frozenlake"), {}, 3000
+    for noise in range(n):
+        env.reset(400, {"noise": noise})
+        env.goal, env.holes, env.state = (3, 3), (), (1, 1)
+        env.step("Left")
+        moves[env.state] = moves.get(env.state, 0) + 1
+    assert set(moves) == {(1, 0), (0, 1), (2, 1)}
+    assert all(abs(count - n / 3) < 4 * np.sqrt(n * 2 / 9) for count in moves.values()), moves
+
+
+def test_bandit():
+    env, paid = envs.make("bandit"), []
+    assert {env.reset(seed)[0] for seed in range(20)} == {
+        "The arms are Teacher and Engineer.", "The arms are Engineer and Teacher."}
+    for noise in range(2000):
+        env.reset(3, {"noise": noise})
+        _, reward, over, _, info = env.step("Engineer")
+        assert over and info["success"] and reward in (0.0, 1.0)
+        paid.append(reward)
+    assert abs(np.mean(paid) - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 2000)
+    env.reset(3)
+    assert env.step("Teacher")[1:] == (0.15, True, False, {"success": False})
+    assert envs.make("bandit_rev").high == "Librarian" and envs.make("bandit_test").high == "Trader"
+
+
+@pytest.mark.parametrize("name", envs.ENVS)
+def test_one_seed_is_one_level_and_noise_only_changes_the_dynamics(name):
+    a, b = envs.make(name), envs.make(name)
+    np.random.seed(0)
+    state = np.random.get_state()[1].tolist()
+    for seed in (0, 1000, 12345):
+        assert a.reset(seed, {"noise": 0})[0] == b.reset(seed, {"noise": 1})[0]
+        assert a.reset(seed, {"noise": 7}) == b.reset(seed, {"noise": 7}) and a.step(a.actions[1]) == b.step(b.actions[1])
+    assert np.random.get_state()[1].tolist() == state, "no global random state may be touched"
+
+
+@pytest.mark.parametrize("name", ["sokoban", "sokoban_large", "frozenlake"])
+def test_evaluation_levels_are_never_training_levels(name):
+    """Not only other seeds: other levels. (The bandit has just two, both in both.)"""
+    env = envs.make(name)
+    world, spec = type(env), env.spec
+    held_out = {repr(envs.find_level(world, spec, seed)) for seed in envs.EVAL_SEEDS}
+    training = {repr(envs.find_level(world, spec, seed)) for seed in range(256, 2256)}
+    assert not held_out & training and len(held_out) > 200
+
+
+@pytest.mark.parametrize("name, rate", [("frozenlake", 1 / 3), ("sokoban", 1 / 3), ("bandit", 1 / 3)])
+def test_random_yardstick_is_what_a_random_player_gets(name, rate):
+    env, rng, budget, n = envs.make(name, rate), np.random.default_rng(0), 10, 8
+    levels, wins = envs.EVAL_SEEDS[:64], 0
+    expected = envs.mean_yardsticks(name, budget, len(levels), rate)[0, budget]
+    for seed, noise in itertools.product(levels, range(n)):
+        env.reset(seed, {"noise": noise})
+        for _ in range(budget):
+            if not env.over:
+                env.step(env.actions[rng.integers(len(env.actions))])
+        wins += env.won(env.state)
+    p = wins / n / len(levels)
+    assert abs(p - expected) < 4 * np.sqrt(expected * (1 - expected) / n / len(levels))
+
+
+def test_optimal_yardstick_is_what_solve_says():
+    """Sokoban: solvable within the budget. FrozenLake without slips: always."""
+    env, lengths = envs.make("sokoban"), []
+    for seed in envs.EVAL_SEEDS[:64]:
+        env.reset(seed)
+        lengths.append(len(envs.solve(env)))
+    best = envs.mean_yardsticks("sokoban", 10, 64)[1]
+    assert best == pytest.approx([np.mean([n <= h for n in lengths]) for h in range(11)])
+    assert envs.mean_yardsticks("frozenlake", 10, 64, 1.0)[1, 10] == 1.0
+
+
+def test_optimal_yardstick_by_playing_it():
+    """FrozenLake, paper's slip: play the greedy policy of a separate value iteration and count."""
+    env, budget, rng, wins, expected = envs.make("frozenlake"), 10, np.random.default_rng(1), 0, 0.0
+    for seed in range(20):
+        env.reset(seed)
+        def value(state, left, over, memo={}):
+            key = seed, state, left
+            if over or left == 0:
+                return float(env.won(state))
+            if key not in memo:
+                memo[key] = max(sum(p * value(new, left - 1, o) for p, new, _, o in env.outcomes(state, a))
+                                for a in env.actions)
+            return memo[key]
+        expected += value(env.state, budget, False)
+        assert envs.yardsticks(env, budget)[1][budget] == pytest.approx(value(env.state, budget, False))
+        for noise in range(40):
+            env.reset(seed, {"noise": int(rng.integers(10 ** 6))})
+            for left in range(budget, 0, -1):
+                if not env.over:
+                    env.step(max(env.actions, key=lambda a: sum(
+                        p * value(new, left - 1, o) for p, new, _, o in env.outcomes(env.state, a))))
+            wins += env.won(env.state)
+    p, expected = wins / 800, expected / 20
+    assert abs(p - expected) < 4 * np.sqrt(expected * (1 - expected) / 800)
+
+
+def test_frozenlake_picture():
+    env = envs.make("frozenlake")
+    env.reset(0)
+    env.goal, env.holes, env.state = (0, 3), ((1, 0), (3, 3)), (2, 1)
+    assert env.render() == "_ _ _ G\nO _ _ _\n_ P _ _\n_ _ _ O"
+    env.state = (1, 0)
+    assert env.render() == "_ _ _ G\nX _ _ _\n_ _ _ _\n_ _ _ O"
+    env.state = (0, 3)
+    assert env.render() == "_ _ _ √\nO _ _ _\n_ _ _ _\n_ _ _ O"
