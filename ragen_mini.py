@@ -27,13 +27,14 @@ FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_NORM, VALUE_CLIP = 1.0, 0.5  # of the gradient; of a value's move. Released code
 MICRO_TOKENS = 4096     # tokens of one forward-backward pass: bounds the memory, leaves the gradient as it is
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available())  # weights stay fp32
+CUDA, QWEN = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct"
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
 
 # ---------------------------------------------------------------------------------------------------- config
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
-TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32)
-PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400)
+TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32, eval_prompts=256)
+PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_BE_ZERO = "seed eval_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
 AT_MOST_ONE = "keep success_rate gamma lam clip_low".split()
 
@@ -50,7 +51,7 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
     iterations: int = None  # rounds of rollout and update (tiny: 100, other models: 200)
     eval_envs: str = ""  # evaluate on these, too: comma-separated names
     eval_every: int = 20  # iterations between evaluations; 0: never
-    eval_prompts: int = 256  # evaluation levels, the same in every run
+    eval_prompts: int = None  # evaluation levels, at most 256 (default 256; large models without a GPU: 8)
     eval_only: bool = False  # evaluate --model and stop
     save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (default runs/<env>-<algo>[-s]-seed<n>)
@@ -80,10 +81,8 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
     critic_lr: float = None  # Adam, critic (tiny: 1e-3, other models: 1e-5)
 
     def __post_init__(self):
-        cuda = torch.cuda.is_available()
-        self.device = {"auto": "cuda" if cuda else "cpu"}.get(self.device, self.device)
-        if self.model == "auto":
-            self.model = "Qwen/Qwen2.5-0.5B-Instruct" if "cuda" in self.device else "tiny"
+        self.device = {"auto": "cuda" if CUDA else "cpu"}.get(self.device, self.device)
+        self.model = {"auto": QWEN if "cuda" in self.device else "tiny"}.get(self.model, self.model)
         preset = (TINY if self.model == "tiny" else PAPER) | (STARPO_S if self.starpo_s else STARPO)
         vars(self).update({name: value for name, value in preset.items() if getattr(self, name) is None})
         for name, x in vars(self).items():
@@ -92,11 +91,12 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
                  f"--{name.replace('_', '-')} {x}: must be {'above' * low or 'at least'} 0, at most {high}")
         self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
         self.eval_names = list(dict.fromkeys([self.env, *filter(None, self.eval_envs.split(","))]))
-        need({*self.eval_names} <= {*envs.ENVS}, f"no such environment: choose from {', '.join(envs.ENVS)}")
+        need({*self.eval_names} <= {*envs.ENVS}, f"env {self.eval_names}: choose from {', '.join(envs.ENVS)}")
         need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
         need(self.rollouts > 1 or self.keep == 1 and self.algo == "ppo", "filter and GRPO need --rollouts 2")
-        need(cuda or "cuda" not in self.device, f"--device {self.device}: no CUDA GPU here; use --device cpu")
+        here = ["cpu"] + ["cuda"] * CUDA + ["mps"] * torch.backends.mps.is_available()
+        need(self.device.split(":")[0] in here, f"--device {self.device}: not available, use --device cpu")
 
 def parse_config(argv=None):  # -> Config; the command line is made from its fields and their comments
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--option value ...]", allow_abbrev=False)
@@ -429,7 +429,7 @@ def tiny_folder():  # -> folder of the embedded model, made on first use
     return folder
 
 def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
-    """fp32: a step of 1e-6 vanishes in bf16. eval: no dropout. The critic starts as the policy, with one output."""
+    """fp32: a step of 1e-6 vanishes in bf16. eval: no dropout. The critic: the policy's body and weights."""
     torch.manual_seed(cfg.seed)  # the critic's head is random
     source = tiny_folder() if cfg.model == "tiny" else cfg.model
     kinds = ["CausalLM"] + ["TokenClassification"] * (cfg.algo == "ppo")
