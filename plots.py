@@ -115,7 +115,7 @@ def curves(runs, out=None):  # -> Path of the picture
     config = loaded[0][0]
     if all((c["env"], c["success_rate"]) == (config["env"], config["success_rate"]) for c, _ in loaded):
         draw_yardsticks(axes[0, 0], config)
-    axes[0, 0].set_ylim(0, 1.02)
+    axes[0, 0].set_ylim(0, 1.1)
     axes[0, 0].legend(fontsize=7, loc="upper left")
     axes[0, 1].legend(fontsize=7)
     title = f"{config['env']}, {config['model']}" + f", {config['algo']}" * (len(runs) == 1)

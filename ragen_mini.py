@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import envs, plots
-
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
@@ -107,7 +106,10 @@ def parse_config(argv=None):  # -> Config; the command line is made from its fie
         default = round(f.default, 3) if type(f.default) is float else f.default
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
                             help=texts[f.name] + f" [{default}]" * bool(default))
-    return Config(**vars(parser.parse_args(argv)))
+    given = vars(parser.parse_args(argv))
+    run = Path(given.get("model", "x")).parent  # of RUN/checkpoint: its run's settings are the defaults
+    settings = json.loads((run / "config.json").read_text()) if (run / "log.jsonl").exists() else {}
+    return Config(**settings | given)
 
 # ------------------------------------------------------ words in, actions out: a turn, and the trajectory
 START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag of an answer is in the prompt
@@ -382,8 +384,7 @@ def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
         take_turn(traj, ids, [0.0] * len(ids), tok, cfg)
     return traj
 
-def tiny_tokenizer():
-    """A token per word, digit and grid cell: byte-pair tokens merge cells, and maps are learned far later."""
+def tiny_tokenizer():  # a token per word, digit, grid cell; with byte-pair tokens maps are learned far later
     tok = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     pieces, split = r"<\|\w+\|>|</?\w+>|\n|\|\||[0-9_]|[A-Za-z]+|[^\w\s]", pre_tokenizers.Split
     tok.pre_tokenizer = pre_tokenizers.Sequence([split(Regex(pieces), "isolated"), split(" ", "removed")])
@@ -505,8 +506,7 @@ def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md 
     return {key: round(float(x), 6) for key, x in row.items()} | {
         "updates": len(steps), "kept": sum(len(batch["ids"]) for batch in batches), "tokens": tokens}
 
-def train(cfg):  # -> the rows of log.jsonl
-    """Row 0 is the evaluation before training; row i: rollouts, updates, then evaluation of iteration i."""
+def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
     policy, critic, ref, optimizer, tok = load_models(cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", open(os.devnull, "w"), cfg)}]

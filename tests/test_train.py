@@ -57,8 +57,7 @@ def test_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(tmp
     start = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert tok.chat_template and any(not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters()))
     capsys.readouterr()
-    again = rm.train(rm.parse_config(f"--eval-only --env bandit --model {out / 'checkpoint'} --device cpu --prompts 2 --rollouts 2 "
-                                     "--max-new-tokens 12 --eval-prompts 64".split()))
+    again = rm.train(rm.parse_config(["--eval-only", "--model", str(out / "checkpoint")]))  # its run's settings
     assert again[0]["eval"] == rows[-1]["eval"]
     assert re.search(r"bandit \d\.\d\d \[\d\.\d\d, \d\.\d\d\]  random 0.50  optimal 1.00", capsys.readouterr().out)
 
@@ -203,3 +202,15 @@ def test_readme_environment_example_works(cfg, tok, play):
         assert envs.mean_yardsticks("guess", 1, 64)[1, 1] == 1.0
     finally:
         envs.ENVS.pop("guess", None)
+
+
+@pytest.mark.parametrize("run", sorted(path.parent for path in (ROOT / "figures").glob("*/log.jsonl")), ids=lambda p: p.name)
+def test_readme_results_are_those_of_the_logs(run):
+    config, rows = plots.load(run)
+    success = [row["eval"][config["env"]] for row in rows if "eval" in row]
+    low, high = plots.interval(success[-1], config["eval_prompts"])
+    random, optimal = plots.yardsticks(config["env"], config)
+    line = next(line for line in (ROOT / "README.md").read_text().splitlines()
+                if f"{success[0]:.2f} -> {success[-1]:.2f} [{low:.2f}, {high:.2f}]" in line)
+    assert f"| {random:.2f} | {optimal:.2f} |" in line
+    assert len(rows) == config["iterations"] + 1 and low > (random if config["env"] != "bandit" else 0.95)
