@@ -1,11 +1,11 @@
 """RAGEN / StarPO (arXiv 2504.20073) in one file. Read it top to bottom: it is the life of a trajectory.
 
 A language model plays N episodes from each of P initial states (`rollout`); StarPO-S keeps the groups whose
-returns vary most (`uncertainty_filter`); each token of the model is told how much better than expected it was
-(`gae` for PPO, `grpo_advantages` for GRPO); clipped gradient steps make the good ones likelier (`update`).
-Letters: B = P*N trajectories, T tokens of the longest, n tokens that the model wrote, S columns of the cache,
-V vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; sampled ids are trained
-as they are: no text is decoded and encoded again. On the T-1 grid, entry t is about predicting token t+1.
+returns vary most (`uncertainty_filter`); each token it wrote gets an advantage, how much better than expected
+it was (PPO: `gae`, GRPO: `grpo_advantages`); clipped gradient steps make the good ones likelier (`update`).
+Letters: B = P*N trajectories, T tokens of the longest, n tokens the model wrote, S columns of the KV cache, V
+vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; sampled ids are trained as
+they are, never decoded and encoded again. In a (B,T-1) tensor, column t is about predicting token t+1.
 """
 import argparse, contextlib, copy, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
 from collections import Counter
@@ -125,8 +125,8 @@ def message(env, cfg, left, reward=None):  # reward of the last turn; None befor
     return f"{before}State:\n{env.render()}\nYou have {left} actions left."
 
 def encode(tok, cfg, user, after_answer):  # -> ids
-    """A message in the chat template, up to the first tag of an answer; after an answer, from its end on."""
-    chat = [("user", "."), ("assistant", "(seam)")] * after_answer + [("user", user)]
+    """A user message in the chat template, then START. `after_answer`: before it, the end of that answer."""
+    chat = [("user", "."), ("assistant", "(seam)")] * after_answer + [("user", user)]  # cut behind (seam)
     chat = [{"role": role, "content": content} for role, content in chat]
     text = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False).split("(seam)")[-1]
     text = re.sub(r"<think>\s*$", "", text.lstrip(" ")) + START[cfg.no_think]
@@ -188,7 +188,7 @@ def take_turn(traj, answer, logp, tok, cfg):
     traj.reward[-1], traj.R = reward, traj.R + reward
     traj.turns.append(dict(state=state, answer=text, valid=bool(actions), reward=reward, tokens=len(answer)))
     traj.done = env.over or traj.left == 0 or len(traj.turns) == cfg.max_turns
-    if not traj.done:  # where the model was cut off before its end of turn, that token is context
+    if not traj.done:  # encode's ids begin with the end of turn: dropped if the model wrote it itself
         traj.add(encode(tok, cfg, message(env, cfg, traj.left, reward), after_answer=True)[int(ended):])
 
 # --------------------------------------------------------------------------------------------------- rollout
@@ -209,7 +209,7 @@ def converse(policy, cache, valid, unread, stop, temperature, cfg, dice):
         tokens.append(ids.masked_fill(writing == 0, -1))
         logps.append(logp.gather(1, ids))
         entropy = entropy - (logp.exp() * logp).sum(1, keepdim=True) * writing
-        new = writing = writing * (ids != stop)
+        new = writing = writing * (ids != stop)  # a row that ended is fed filler, which `valid` hides
     answers = [[token for token in row if token >= 0] for row in torch.cat(tokens, 1).tolist()]
     logps = [row[:len(answer)] for row, answer in zip(torch.cat(logps, 1).tolist(), answers)]
     return answers, logps, entropy[:, 0].tolist(), valid
@@ -259,12 +259,12 @@ def token_logps(policy, part, cfg):  # ids (B,T), mask (B,T-1) -> log pi (n,), e
     return logp.gather(1, part["ids"][:, 1:][part["mask"]][:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
 
 @autocast
-def token_values(critic, part, cfg):  # ids (B,T), mask (B,T-1) -> V (n,)
-    """V of the context before each token. NOTE squeeze: else `value - ret`, (n,1) - (n,), would be (n,n)."""
+def token_values(critic, part, cfg):  # ids (B,T), mask (B,T-1) -> value (n,)
+    """The critic's forecast before each token. NOTE squeeze: else `value - ret`, (n,1) - (n,), is (n,n)."""
     return critic(input_ids=part["ids"]).logits[:, :-1][part["mask"]].float().squeeze(-1)
 
 @torch.no_grad()
-def on_grid(per_token, batch):  # -> (B,T-1), 0 where the environment wrote
+def on_grid(per_token, batch):  # per_token(part) gives (n,), here put in place: -> (B,T-1), else 0
     grid = torch.zeros_like(batch["reward"])
     for rows, part in micro_batches(batch, torch.arange(len(grid))):
         part_grid = torch.zeros_like(part["reward"]).masked_scatter(part["mask"], per_token(part))
@@ -282,11 +282,11 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0) if norm == "std" else centered
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return (B,T-1)
-    """The environment's tokens are no steps of the agent: the recursion jumps over them, answer to answer."""
+    """Generalised advantage: rewards to come minus the forecast. Skips the environment's tokens: no steps."""
     adv, next_adv, next_value = torch.zeros_like(value), value[:, 0] * 0, value[:, 0] * 0
     for t in reversed(range(value.shape[1])):
-        delta = reward[:, t] + gamma * next_value - value[:, t]  # A_t = delta_t + gamma lam A_t+1
-        next_adv = torch.where(mask[:, t], delta + gamma * lam * next_adv, next_adv)
+        delta = reward[:, t] + gamma * next_value - value[:, t]  # the surprise of one step
+        next_adv = torch.where(mask[:, t], delta + gamma * lam * next_adv, next_adv)  # A_t, or jump over t
         next_value = torch.where(mask[:, t], value[:, t], next_value)
         adv[:, t] = next_adv * mask[:, t]
     return adv, (adv + value) * mask
@@ -295,21 +295,21 @@ def score(trajs, ref, critic, cfg):  # -> batch with adv (B,T-1); PPO: value, re
     """How much better than expected was every token? All of it is frozen before the first update."""
     batch = collate(trajs, cfg.device)
     mask, penalty = batch["mask"], torch.zeros_like(batch["reward"])
-    if ref is not None:  # k1 in the reward: r_t -= kl_coef * (log pi_old - log pi_ref)
+    if ref is not None:  # stay near the first policy: r_t -= kl_coef * k1, k1 = log pi_old - log pi_ref
         batch["kl"] = (batch["old_logp"] - on_grid(lambda part: token_logps(ref, part, cfg)[0], batch)) * mask
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
         batch["value"] = on_grid(lambda part: token_values(critic, part, cfg), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std() + 1e-8)  # whitening: released code, not the paper
-    else:  # the group says how good the episode was; of the KL penalty a token bears what is ahead of it
+    else:  # one advantage for the episode, from its group; and the KL penalties from this token to the end
         R = torch.tensor([traj.R for traj in trajs], device=cfg.device).view(-1, cfg.rollouts)
         adv = grpo_advantages(R, cfg.adv_norm).view(-1, 1) + penalty.flip(1).cumsum(1).flip(1)
     return batch | {"adv": adv * mask}
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4, 6: -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), minus the entropy bonus."""
-    ratio = (logp - old_logp).exp()
+    ratio = (logp - old_logp).exp()  # pi now / pi at the rollout: no pull beyond the clip range
     surrogate, clipped = ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
     return -torch.min(surrogate, clipped) - cfg.entropy_coef * entropy, clipped < surrogate
 
@@ -323,7 +323,7 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
     steps, dice = [], torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         for rows in torch.randperm(len(batch["ids"]), generator=dice).split(cfg.batch):
-            n, stats = int(batch["mask"][rows].sum()), Counter()
+            n, stats = int(batch["mask"][rows].sum()), Counter()  # its update adds
             for _, part in micro_batches(batch, rows):
                 old = {key: x[part["mask"]] for key, x in part.items() if key not in ("ids", "length")}
                 loss, clipped = policy_loss(*token_logps(policy, part, cfg), old["old_logp"], old["adv"], cfg)
@@ -340,7 +340,7 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
     return steps
 
 # ------------------------------------------------------------ policies: `tiny` and its cold start; any other
-PRIOR = {"planner": 0.2, "habit": 0.5, "sloppy": 0.3}  # who wrote how much of what `tiny` is pretrained on
+PRIOR = {"planner": 0.2, "habit": 0.5, "sloppy": 0.3}  # who writes a turn, in the last 15% of the cold start
 WORLDS = {"frozenlake": 0.4, "sokoban": 0.4, "sokoban_newvocab": 0.08, "bandit": 0.06, "bandit_test": 0.06}
 SOUNDS = {"Teacher": "safe", "Librarian": "safe", "Engineer": "risky", "Trader": "risky"}
 WORDS = """[UNK] <|pad|> <|im_end|> <|im_start|> user assistant <think> </think> <answer> </answer> || : . , -
@@ -392,7 +392,7 @@ def tiny_tokenizer():  # a token per word, digit, grid cell; with byte-pair toke
                                                 eos_token="<|im_end|>", chat_template=TEMPLATE)
 
 def cold_start(steps=580, seed=0):  # -> model, tokenizer
-    """Supervised fine-tuning on scripted episodes (App. C: BFS solutions), at last on the mixture PRIOR."""
+    """Supervised fine-tuning on scripted episodes (App. C: BFS solutions), the last 15% of steps on PRIOR."""
     tok, rng, cfg = tiny_tokenizer(), np.random.default_rng(seed), Config(model="tiny", device="cpu")
     lessons = [({"planner": 1.0}, 1)] * 8000 + [({"planner": 1.0}, 5)] * 2000 + [(PRIOR, 5)] * 800
     bar = tqdm(lessons + [(PRIOR, 5)] * 3000, "tiny: demonstrations", leave=False)
@@ -523,7 +523,7 @@ def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before traini
     print(json.dumps(rows[0]), file=log, flush=True)
     for i in (bar := tqdm(range(1, cfg.iterations + 1), "StarPO" + "-S" * cfg.starpo_s)):
         start, batches, steps = time.perf_counter(), [], []
-        rng = np.random.default_rng([cfg.seed, i])  # no other state: a run can be continued exactly
+        rng = np.random.default_rng([cfg.seed, i])  # levels and dice of iteration i depend on nothing else
         *seeds, dice = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
         trajs = rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, dice, cfg.temperature)
         R, middle = torch.tensor([t.R for t in trajs]).view(-1, cfg.rollouts), time.perf_counter()  # (kP,N)
