@@ -46,7 +46,7 @@ class Env:
 
     def reset(self, seed=0, options=None):  # -> observation, info
         fixed, self.state = find_level(type(self), self.spec, seed)
-        dice = np.random.default_rng([seed, (options or {}).get("noise", 0)])
+        dice = np.random.default_rng([seed, (options or {}).get("noise", 0), 1])  # 1: no level's stream
         vars(self).update(fixed, over=False, dice=dice)
         return self.render(), {"success": False}
 
@@ -192,8 +192,7 @@ class FrozenLake(Env):
 ENVS = {"bandit": lambda: Bandit("Teacher", "Engineer"), "bandit_test": lambda: Bandit("Librarian", "Trader"),
         "bandit_rev": lambda: Bandit("Trader", "Librarian"),  # meaning and reward disagree
         "sokoban": Sokoban, "sokoban_large": lambda: Sokoban(size=8, boxes=2),
-        "sokoban_newvocab": lambda: Sokoban(symbols="W.GBCA@"),  # the same rooms
-        "frozenlake": FrozenLake}
+        "sokoban_newvocab": lambda: Sokoban(symbols="W.GBCA@"), "frozenlake": FrozenLake}  # the same rooms
 
 def make(name, success_rate=1 / 3):
     """make("sokoban"); make("frozenlake", success_rate=0.8), a parameter that other worlds ignore."""
@@ -221,7 +220,9 @@ def yardsticks(env, horizon):  # -> random, optimal: lists of the success within
             if new not in index:
                 index[new] = len(index)
                 queue.append((new, 0 if over else left - 1))
-        table.append([([(p, index[new]) for p, new, *_ in way] + [(0.0, 0)] * 2)[:3] for way in ways])
+        table.append([[(p, index[new]) for p, new, *_ in way] for way in ways])
+    widest = max(len(way) for row in table for way in row)
+    table = [[way + [(0.0, 0)] * (widest - len(way)) for way in row] for row in table]
     prob, to = np.moveaxis(np.array(table), 3, 0)  # (states, actions, outcomes) each
     curves = []
     for pick in (np.mean, np.max):

@@ -32,7 +32,7 @@ PANELS = [  # column of log.jsonl, title, logarithmic?
 def interval(p, n, z=1.96):  # -> low, high
     """Wilson's 95% interval of a success rate p that was measured on n episodes."""
     center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)
+    return min(p, (center - half) / (1 + z * z / n)), max(p, (center + half) / (1 + z * z / n))
 
 
 def yardsticks(name, config):  # -> random, optimal

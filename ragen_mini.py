@@ -7,7 +7,7 @@ Letters: B = P*N trajectories, T tokens of the longest, n tokens the model wrote
 vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; sampled ids are trained as
 they are, never decoded and encoded again. In a (B,T-1) tensor, column t is about predicting token t+1.
 """
-import argparse, contextlib, copy, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
+import argparse, copy, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -107,9 +107,9 @@ def parse_config(argv=None):  # -> Config; the command line is made from its fie
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
                             help=texts[f.name] + f" [{default}]" * bool(default))
     given = vars(parser.parse_args(argv))
-    run = Path(given.get("model", "x")).parent  # of RUN/checkpoint: its run's settings are the defaults
-    settings = json.loads((run / "config.json").read_text()) if (run / "log.jsonl").exists() else {}
-    return Config(**settings | given)
+    run = Path(given.get("model", "x")).parent  # RUN/checkpoint is evaluated with the settings of its run
+    known = given.get("eval_only") and (run / "log.jsonl").exists()
+    return Config(**(json.loads((run / "config.json").read_text()) if known else {}) | given)
 
 # ------------------------------------------------------ words in, actions out: a turn, and the trajectory
 START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag of an answer is in the prompt
@@ -292,7 +292,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return (B,
     return adv, (adv + value) * mask
 
 def score(trajs, ref, critic, cfg):  # -> batch with adv (B,T-1); PPO: value, ret; with a KL term: kl
-    """How much better than expected was every token? All of it is frozen before the first update."""
+    """How much better than expected was every token? Frozen before the first update on these trajectories."""
     batch = collate(trajs, cfg.device)
     mask, penalty = batch["mask"], torch.zeros_like(batch["reward"])
     if ref is not None:  # stay near the first policy: r_t -= kl_coef * k1, k1 = log pi_old - log pi_ref
@@ -417,16 +417,16 @@ def cold_start(steps=580, seed=0):  # -> model, tokenizer
 
 def tiny_folder():  # -> folder of the embedded model, made on first use
     """The name carries a hash of the recipe; the folder appears whole, by renaming, or not at all."""
-    code = envs, message, encode, take_turn, offset, demonstration, tiny_tokenizer, cold_start
+    code = envs, message, encode, parse_answer, take_turn, offset, demonstration, tiny_tokenizer, cold_start
     recipe = "".join(map(inspect.getsource, code)) + repr((PRIOR, WORLDS, WORDS, TEMPLATE))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ragen_mini"
     folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as work, contextlib.suppress(OSError):
+        with tempfile.TemporaryDirectory(dir=cache) as work:
             for part in cold_start():
                 part.save_pretrained(f"{work}/tiny")
-            os.rename(f"{work}/tiny", folder)  # OSError: another process was faster
+            folder.exists() or os.rename(f"{work}/tiny", folder)  # another process may have been faster
     return folder
 
 def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
@@ -442,8 +442,8 @@ def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tok
         need(False, f"--model {source} cannot be loaded ({' '.join(str(error).split())[:90]}...). Give a "
              "folder (a run's: RUN/checkpoint) or, with network, a hub id; --model tiny needs neither")
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
-    tokens = cfg.max_turns * (len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + cfg.max_new_tokens)  # at most
-    room = getattr(policy.config, "max_position_embeddings", tokens)
+    longest = max(len(begin(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names)  # of all messages
+    tokens, room = cfg.max_turns * (longest + cfg.max_new_tokens), policy.config.max_position_embeddings
     need(tokens <= room, f"episodes may take {tokens} tokens, the model reads {room}: lower --max-new-tokens")
     ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
     rates = zip((policy, *critic), (cfg.lr, cfg.critic_lr))
@@ -466,7 +466,7 @@ def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success}
 
 def explain(cfg):  # -> what the flags mean for the objective, in words
     kept = max(1, int(cfg.keep * cfg.prompts))
-    updates = -(-kept * cfg.rollouts // cfg.batch) * cfg.epochs  # rounded up
+    updates = -(-kept * cfg.rollouts // cfg.batch) * cfg.epochs * cfg.online_k  # rounded up
     clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}" if updates > 1 else "1, never clipped"
     return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
@@ -474,10 +474,10 @@ def explain(cfg):  # -> what the flags mean for the objective, in words
 def self_check(trajs, policy, cfg):
     """The invariants that silent bugs break, on the first rollout."""
     batch = collate(trajs[:16], cfg.device)
-    gap = (on_grid(lambda part: token_logps(policy, part, cfg)[0], batch) - batch["old_logp"])[batch["mask"]]
-    assert gap.abs().max() < (0.5 if "cuda" in cfg.device else 1e-4), f"ratio not 1: {gap.abs().max():.1e}"
-    starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
-    assert len(starts) == trajs[-1].group + 1, "one initial state per group"
+    new_logp = on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
+    gap = (new_logp - batch["old_logp"])[batch["mask"]].abs()  # bf16 rounds, but not by much on average
+    assert gap.mean() < 0.05 if "cuda" in cfg.device else gap.max() < 1e-4, f"ratio not 1: {gap.max():.1e}"
+    assert len({(t.group, t.turns[0]["state"]) for t in trajs}) == trajs[-1].group + 1, "one state per group"
     for traj in trajs:
         assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
@@ -497,7 +497,7 @@ def save(out, policy, tok, critic, optimizer, iteration):
 def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md says what each means
     turns, tokens = [turn for traj in trajs for turn in traj.turns], sum(sum(traj.mask) for traj in trajs)
     kl = [batch["kl"][batch["mask"]].mean().item() for batch in batches if "kl" in batch]
-    thoughts = [len(turn["answer"].partition("</think>")[0].split()) for turn in turns]
+    thoughts = [len(turn["answer"].rpartition("</think>")[0].split()) for turn in turns]
     row = dict(reward=R.mean(), reward_std=R.std(1, correction=0).mean(), kl=np.mean(kl or 0),
                success=np.mean([traj.success for traj in trajs]), think_length=np.mean(thoughts),
                entropy=sum(traj.entropy for traj in trajs) / tokens, response_length=tokens / len(trajs),

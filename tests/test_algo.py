@@ -214,3 +214,11 @@ def test_ppo_advantages_are_white_and_scoring_changes_no_input(cfg, trajs):
 def test_wilson_interval(p, n, low, high):
     """Against the closed form's tabulated values."""
     assert plots.interval(p, n) == pytest.approx((low, high), abs=1e-3)
+
+
+@pytest.mark.parametrize("n", [11, 20, 77, 100, 128])
+def test_wilson_interval_holds_its_rate(n):
+    """Rounding must not put 0 or 1 outside: error bars may not be negative."""
+    for p in (0.0, 1.0):
+        low, high = plots.interval(p, n)
+        assert low <= p <= high

@@ -252,3 +252,25 @@ def test_frozenlake_picture():
     assert env.render() == "_ _ _ G\nX _ _ _\n_ _ _ _\n_ _ _ O"
     env.state = (0, 3)
     assert env.render() == "_ _ _ √\nO _ _ _\n_ _ _ _\n_ _ _ O"
+
+
+def test_noise_is_independent_of_the_level():
+    """The stream that drew the level must not also roll the dice: order of the arms against pay-out, noise 0."""
+    env, first = envs.make("bandit"), {True: [], False: []}
+    for seed in range(256, 2256):
+        env.reset(seed, {"noise": 0})
+        order = env.state[0] == "Engineer"
+        first[order].append(env.step("Engineer")[1])
+    means = [np.mean(paid) for paid in first.values()]
+    assert all(abs(mean - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 900) for mean in means), means
+
+
+def test_yardsticks_take_any_number_of_outcomes():
+    class Dice(envs.Env):
+        actions, split, draw = ("Roll",), False, staticmethod(lambda rng: ({}, 0))
+        outcomes = lambda self, state, action: [(1 / 6, i, 0.0, True) for i in range(1, 7)]
+        won = lambda self, state: state >= 3
+        render = lambda self: "?"
+    env = Dice()
+    env.reset(0)
+    assert envs.yardsticks(env, 2)[0][1] == pytest.approx(4 / 6)
