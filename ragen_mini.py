@@ -431,8 +431,8 @@ def tiny_folder():  # -> folder of the embedded model, made on first use
 
 def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
     """fp32: a step of 1e-6 vanishes in bf16. eval: no dropout. The critic: the policy's body and weights."""
-    torch.manual_seed(cfg.seed)  # the critic's head is random
     source = tiny_folder() if cfg.model == "tiny" else cfg.model
+    torch.manual_seed(cfg.seed)  # the critic's head is random; after the cold start, which draws, too
     kinds = ["CausalLM"] + ["TokenClassification"] * (cfg.algo == "ppo")
     try:
         tok = transformers.AutoTokenizer.from_pretrained(source)
