@@ -170,7 +170,6 @@ def test_plots_of_several_runs_and_bad_folders(tmp_path, folder, capsys):
 
 # ------------------------------------------------------------------------------------------- the house rules
 def test_budgets():
-    total = 0
     for name, budget in (("ragen_mini.py", 550), ("envs.py", 260), ("plots.py", 300)):
         text = (ROOT / name).read_text()
         lines = text.splitlines()
