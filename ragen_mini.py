@@ -7,16 +7,18 @@ Letters: B = P*N trajectories, T tokens of the longest, n tokens the model wrote
 vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; sampled ids are trained as
 they are, never decoded and encoded again. In a (B,T-1) tensor, column t is about predicting token t+1.
 """
-import argparse, copy, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
+import argparse, copy, functools, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 import envs, plots
@@ -25,8 +27,9 @@ transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_NORM, VALUE_CLIP = 1.0, 0.5  # of the gradient; of a value's move. Released code
-MICRO_TOKENS = 4096     # tokens of one forward-backward pass: bounds the memory, leaves the gradient as it is
 CUDA, QWEN = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct"
+MICRO_TOKENS = 4096 if CUDA else 1024  # of a forward-backward pass: bounds the memory, not in the gradient
+CHUNK_LOGITS = 2 ** 26  # logits that exist at once in the update: 256 MB
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
 
 # ---------------------------------------------------------------------------------------------------- config
@@ -124,16 +127,17 @@ def message(env, cfg, left, reward=None):  # reward of the last turn; None befor
     before = task if reward is None else f"Reward: {reward:.1f}\n"
     return f"{before}State:\n{env.render()}\nYou have {left} actions left."
 
-def encode(tok, cfg, user, after_answer):  # -> ids
+@functools.lru_cache(2048)  # a group often reads the same
+def encode(tok, no_think, user, after_answer):  # -> ids
     """A user message in the chat template, then START. `after_answer`: before it, the end of that answer."""
     chat = [("user", "."), ("assistant", "(seam)")] * after_answer + [("user", user)]  # cut behind (seam)
     chat = [{"role": role, "content": content} for role, content in chat]
     text = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False).split("(seam)")[-1]
-    text = re.sub(r"<think>\s*$", "", text.lstrip(" ")) + START[cfg.no_think]
+    text = re.sub(r"<think>\s*$", "", text.lstrip(" ")) + START[no_think]
     return tok(text, add_special_tokens=False).input_ids
 
 def end_of_turn(tok, cfg):  # -> id of the token with which the model ends its turn: sampled, hence trained
-    return encode(tok, cfg, ".", after_answer=True)[0]
+    return encode(tok, cfg.no_think, ".", after_answer=True)[0]
 
 def parse_answer(text, actions, limit):  # -> at most `limit` actions; None: the answer is invalid
     """<think>It is below.</think><answer>down || Left</answer>  ->  ["Down", "Left"]
@@ -170,7 +174,7 @@ def begin(name, group, seed, noise, tok, cfg):  # -> Trajectory that waits for i
     env = envs.make(name, success_rate=cfg.success_rate)
     env.reset(seed, options={"noise": noise})
     traj = Trajectory(env, group, cfg.max_actions)
-    traj.add(encode(tok, cfg, message(env, cfg, traj.left), after_answer=False))
+    traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left), after_answer=False))
     return traj
 
 def take_turn(traj, answer, logp, tok, cfg):
@@ -189,48 +193,85 @@ def take_turn(traj, answer, logp, tok, cfg):
     traj.turns.append(dict(state=state, answer=text, valid=bool(actions), reward=reward, tokens=len(answer)))
     traj.done = env.over or traj.left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:  # encode's ids begin with the end of turn: dropped if the model wrote it itself
-        traj.add(encode(tok, cfg, message(env, cfg, traj.left, reward), after_answer=True)[int(ended):])
+        traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left, reward), after_answer=True)[int(ended):])
 
 # --------------------------------------------------------------------------------------------------- rollout
+class KVCache:
+    """Keys and values (B,H,S,D) of every layer. Row b's tokens stand in columns 0, 1, 2, ... as if it were alone:
+    no gaps, wherever the other rows are; and a pass may be for some of the rows only."""
+    def __init__(self, B, device):
+        self.B, self.device, self.kept = B, device, {}
+
+    def expect(self, rows, column):  # of the next pass: rows (b,), columns of their tokens (b,q) -> mask (b,1,q,S)
+        self.rows, self.column, self.S = rows, column, int(column.max()) + 1
+        return torch.arange(self.S, device=self.device) <= column[:, None, :, None]  # a token sees what precedes it
+
+    def update(self, keys, values, layer, *_):  # each layer hands over its new ones (b,H,q,D) and gets all (b,H,S,D)
+        for name, new in (("keys", keys), ("values", values)):
+            old = self.kept.get((layer, name), new.new_zeros(self.B, new.shape[1], 0, new.shape[3]))
+            if old.shape[2] < self.S:  # grow in steps: a copy of everything for every token would be slow
+                old = F.pad(old, (0, 0, 0, self.S + 64 - old.shape[2]))
+            old[self.rows[:, None], :, self.column] = new.transpose(1, 2)
+            self.kept[layer, name] = old
+        both = [self.kept[layer, name][:, :, :self.S] for name in ("keys", "values")]
+        return both if len(self.rows) == self.B else [kept.index_select(0, self.rows) for kept in both]
+
+    def select(self, rows):  # these rows stay; a row may be named more than once
+        rows = torch.tensor(rows, dtype=torch.long, device=self.device)
+        self.B, self.kept = len(rows), {key: kept[rows] for key, kept in self.kept.items()}
+
+    def get_seq_length(self, *_):  # only asked for default positions; ours are explicit
+        return 0
+
+def log_probs(policy, hidden, temperature):  # (n,D) -> (n,V)
+    return (policy.get_output_embeddings()(hidden).float() / temperature).log_softmax(-1)
+
 @autocast
-def converse(policy, cache, valid, unread, stop, temperature, cfg, dice):
-    """Every row reads what is new to it and answers. -> ids, log-probs, summed entropy of the answers; valid
-    (B,S): which columns of the KV cache hold a token. Only these are seen, and counted as positions."""
-    ids, new = (pad_sequence(rows, batch_first=True, padding_side="left").to(valid.device) for rows in (
-        [torch.tensor(row) for row in unread], [torch.ones(len(row), dtype=torch.long) for row in unread]))
-    tokens, logps, entropy, writing = [], [], 0.0, torch.ones_like(new[:, :1])  # writing: 0 after end of turn
-    while writing.any() and len(tokens) < cfg.max_new_tokens:
-        valid = torch.cat([valid, new], 1)
-        position = (valid.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]
-        logits = policy(input_ids=ids, attention_mask=valid, position_ids=position, past_key_values=cache,
-                        logits_to_keep=1).logits[:, -1]
-        logp = (logits.float() / (temperature or 1)).log_softmax(-1)  # (B,V)
+def read(policy, cache, rows, texts, start, temperature):  # -> log-probs (b,V) of the token after each text
+    """The rows read their new token ids, which go to columns start, start + 1, ... of the cache."""
+    q = max(map(len, texts))
+    padded, end = [text + [0] * (q - len(text)) for text in texts], [len(text) - 1 for text in texts]
+    rows, ids, start, end = (torch.tensor(x, device=cache.device) for x in (rows, padded, start, end))
+    column = start[:, None] + torch.arange(q, device=cache.device)  # pads are overwritten before they are seen
+    hidden = policy.base_model(input_ids=ids, attention_mask=cache.expect(rows, column), position_ids=column,
+                               past_key_values=cache).last_hidden_state
+    return log_probs(policy, hidden[torch.arange(len(rows)), end], temperature or 1)
+
+def write(policy, cache, logp, trajs, stop, temperature, cfg, dice):  # -> answers, log-probs, summed entropies
+    """Sample from logp (B,V), read the sampled tokens, and so on; rows that ended their turn drop out."""
+    rows, answers, logps, entropy = [*range(len(trajs))], [[] for _ in trajs], [[] for _ in trajs], [0.0 for _ in trajs]
+    while True:
         ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
-        tokens.append(ids.masked_fill(writing == 0, -1))
-        logps.append(logp.gather(1, ids))
-        entropy = entropy - (logp.exp() * logp).sum(1, keepdim=True) * writing
-        new = writing = writing * (ids != stop)  # a row that ended is fed filler, which `valid` hides
-    answers = [[token for token in row if token >= 0] for row in torch.cat(tokens, 1).tolist()]
-    logps = [row[:len(answer)] for row, answer in zip(torch.cat(logps, 1).tolist(), answers)]
-    return answers, logps, entropy[:, 0].tolist(), valid
+        sampled = ids[:, 0], logp.gather(1, ids)[:, 0], -(logp.exp() * logp).sum(1)
+        for row, token, token_logp, h in zip(rows, *(x.tolist() for x in sampled)):
+            answers[row].append(token)
+            logps[row].append(token_logp)
+            entropy[row] += h
+        rows = [row for row in rows if answers[row][-1] != stop and len(answers[row]) < cfg.max_new_tokens]
+        if not rows:
+            return answers, logps, entropy
+        logp = read(policy, cache, rows, [answers[row][-1:] for row in rows],
+                    [len(trajs[row].ids) + len(answers[row]) - 1 for row in rows], temperature)
 
 @torch.no_grad()
 def rollout(policy, tok, name, seeds, n, cfg, seed, temperature):  # -> len(seeds) * n trajectories, by group
     """Play n episodes from each seed's state, all at once, with one KV cache: nothing is read twice."""
-    trajs = [begin(name, group, s, noise, tok, cfg) for group, s in enumerate(seeds) for noise in range(n)]
-    live, stop, dice = trajs, end_of_turn(tok, cfg), torch.Generator(cfg.device).manual_seed(seed)
-    cache = transformers.DynamicCache(config=policy.config)
-    valid = torch.zeros(len(live), 0, dtype=torch.long, device=cfg.device)
+    trajs = live = [begin(name, group, s, noise, tok, cfg) for group, s in enumerate(seeds) for noise in range(n)]
+    stop, dice, P = end_of_turn(tok, cfg), torch.Generator(cfg.device).manual_seed(seed), len(seeds)
+    cache = KVCache(P, cfg.device)  # a group shares its first message: one row each reads it
+    logp = read(policy, cache, range(P), [traj.ids for traj in trajs[::n]], [0] * P, temperature)
+    cache.select([traj.group for traj in trajs])
+    logp = logp.repeat_interleave(n, 0)
     while live:
-        unread = [traj.ids[traj.seen:] for traj in live]
-        *written, valid = converse(policy, cache, valid, unread, stop, temperature, cfg, dice)
-        for traj, answer, logp, entropy in zip(live, *written):
-            traj.seen = len(traj.ids) + len(answer) - 1  # the last token of an answer has not been fed yet
+        for traj, answer, logps, entropy in zip(live, *write(policy, cache, logp, live, stop, temperature, cfg, dice)):
+            traj.seen = len(traj.ids) + len(answer) - 1  # the last token of an answer has not been read yet
             traj.entropy += entropy
-            take_turn(traj, answer, logp, tok, cfg)
-        rows = torch.tensor([i for i, traj in enumerate(live) if not traj.done], dtype=torch.long)
-        live, valid = [live[i] for i in rows], valid[rows]
-        cache.batch_select_indices(rows.to(cfg.device))
+            take_turn(traj, answer, logps, tok, cfg)
+        cache.select([row for row, traj in enumerate(live) if not traj.done])
+        live = [traj for traj in live if not traj.done]
+        if live:
+            logp = read(policy, cache, range(len(live)), [traj.ids[traj.seen:] for traj in live],
+                        [traj.seen for traj in live], temperature)
     return trajs
 
 # ------------------------------------- batches, per-token quantities, the filter, advantages, losses, update
@@ -253,10 +294,15 @@ def micro_batches(batch, rows):  # yields rows, and the batch cut to them
 
 @autocast
 def token_logps(policy, part, cfg):  # ids (B,T), mask (B,T-1) -> log pi (n,), entropy (n,)
-    """Logits only where a token is trained. No attention mask: padding is on the right, where none looks."""
+    """Logits only where a token is trained, in chunks that backward computes anew: with 150,000 words they would
+    be the largest tensor of all. No attention mask: padding is on the right, where none looks."""
+    def chunk(hidden, ids):  # (c,D), (c,)
+        logp = log_probs(policy, hidden, cfg.temperature)
+        return logp.gather(1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(1)
     hidden = policy.base_model(input_ids=part["ids"]).last_hidden_state[:, :-1][part["mask"]]
-    logp = (policy.get_output_embeddings()(hidden).float() / cfg.temperature).log_softmax(-1)  # (n,V)
-    return logp.gather(1, part["ids"][:, 1:][part["mask"]][:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+    size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
+    pairs = zip(hidden.split(size), part["ids"][:, 1:][part["mask"]].split(size))
+    return [torch.cat(x) for x in zip(*(checkpoint(chunk, *pair, use_reentrant=False) for pair in pairs))]
 
 @autocast
 def token_values(critic, part, cfg):  # ids (B,T), mask (B,T-1) -> value (n,)

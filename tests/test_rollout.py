@@ -46,14 +46,14 @@ def test_parser_is_fast_on_hostile_input():
 
 
 def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatch):
-    """Record what converse sampled, compare with what the trajectories hold and with the mask after collate."""
-    sampled, real = {}, rm.converse
+    """Record what was sampled, compare with what the trajectories hold and with the mask after collate."""
+    sampled, real = {}, rm.write
     live = []
-    def spy(policy, cache, valid, unread, *rest):
-        out = real(policy, cache, valid, unread, *rest)
+    def spy(*args):
+        out = real(*args)
         live.append(out[0])
         return out
-    monkeypatch.setattr(rm, "converse", spy)
+    monkeypatch.setattr(rm, "write", spy)
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 2, cfg, 0, 1.0)
     alive = list(range(len(trajs)))
     for k, answers in enumerate(live):
@@ -167,18 +167,19 @@ def test_end_of_turn_is_trained_although_it_is_the_pad_token(bpe, cfg, play):
 
 def test_template_text_between_answers_is_what_the_template_says(bpe, cfg):
     """Prompt + answer + continuation, decoded, is the template applied to the whole conversation."""
-    first, then = rm.encode(bpe, cfg, "question", False), rm.encode(bpe, cfg, "observation", True)
+    first, then = rm.encode(bpe, cfg.no_think, "question", False), rm.encode(bpe, cfg.no_think, "observation", True)
     ours = bpe.decode(first + bpe("thought</think><answer>Up</answer>").input_ids + then)
     chat = [dict(role="user", content="question"), dict(role="assistant", content="<think>thought</think><answer>Up</answer>"),
             dict(role="user", content="observation")]
     assert ours == bpe.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "<think>"
 
 
-def test_a_template_that_opens_the_thought_itself_gets_no_second_tag(tok, cfg, monkeypatch):
-    monkeypatch.setattr(tok, "chat_template", rm.TEMPLATE.replace("assistant\n", "assistant\n<think>"))
-    assert tok.decode(rm.encode(tok, cfg, "State", False)).count("<think>") == 1
+def test_a_template_that_opens_the_thought_itself_gets_no_second_tag(tok, cfg):
+    tok = copy.deepcopy(tok)  # encode remembers by tokenizer
+    tok.chat_template = rm.TEMPLATE.replace("assistant\n", "assistant\n<think>")
+    assert tok.decode(rm.encode(tok, cfg.no_think, "State", False)).count("<think>") == 1
     cfg.no_think = True
-    assert tok.decode(rm.encode(tok, cfg, "State", True)).endswith("assistant \n <answer>")
+    assert tok.decode(rm.encode(tok, cfg.no_think, "State", True)).endswith("assistant \n <answer>")
 
 
 def test_batch_of_one_equals_batch_of_eight(llama, tok, cfg):

@@ -1,0 +1,149 @@
+"""How long does an iteration take, ours against what a student would write: `model.generate` per turn over the whole
+history, then padded updates on logits of every token, old log-probs from a pass of their own.
+
+    python tests/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--rounds n]
+    python tests/bench.py --growth       how time grows with P*N and with the number of turns
+
+Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, in one process, taking
+turns; peak memory from a process of its own for each side. The peers of the project (a folder `frozenlake_sft`) are read with the
+texts that they were trained on. No test asserts a time.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+import envs
+import ragen_mini as rm
+
+SYSTEM = "<|im_start|>system\nYou are solving the FrozenLake puzzle. Avoid the holes and go to the target.<|im_end|>\n"
+
+
+def speak_like_the_peers(tok):
+    """frozenlake_sft knows one system message and no instructions, and counts its actions without "You have"."""
+    message = rm.message
+    rm.message = lambda *args: message(*args).replace("You have ", "")
+    tok.chat_template = SYSTEM + rm.TEMPLATE
+
+
+@torch.no_grad()
+def student_rollout(policy, tok, cfg, seeds, seed):  # -> trajectories
+    """Every turn reads the whole history again."""
+    torch.manual_seed(seed)
+    trajs = [rm.begin(cfg.env, g, s, n, tok, cfg) for g, s in enumerate(seeds) for n in range(cfg.rollouts)]
+    stop, pad = rm.end_of_turn(tok, cfg), tok.pad_token_id
+    while live := [traj for traj in trajs if not traj.done]:
+        width = max(len(traj.ids) for traj in live)
+        ids = torch.tensor([[pad] * (width - len(traj.ids)) + traj.ids for traj in live])
+        seen = torch.tensor([[0] * (width - len(traj.ids)) + [1] * len(traj.ids) for traj in live])
+        out = policy.generate(input_ids=ids, attention_mask=seen, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                              max_new_tokens=cfg.max_new_tokens, pad_token_id=pad, eos_token_id=stop)
+        for traj, answer in zip(live, out[:, width:].tolist()):
+            answer = answer[:answer.index(stop) + 1] if stop in answer else answer
+            rm.take_turn(traj, answer, [0.0] * len(answer), tok, cfg)
+    return trajs
+
+
+def student_update(trajs, policy, optimizer, cfg):
+    R = torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts)
+    adv = rm.grpo_advantages(R).flatten()
+
+    def logps(batch):
+        logits = policy(input_ids=batch["ids"], attention_mask=batch["seen"]).logits[:, :-1]
+        return logits.log_softmax(-1).gather(2, batch["ids"][:, 1:, None]).squeeze(2)
+
+    batches = []
+    for rows in torch.randperm(len(trajs)).split(cfg.batch):
+        batch = rm.collate([trajs[row] for row in rows], "cpu")
+        batch["seen"] = (torch.arange(batch["ids"].shape[1]) < batch["length"]).long()
+        with torch.no_grad():
+            batches.append((batch, adv[rows, None], logps(batch)))
+    for batch, A, old_logp in batches:
+        ratio = (logps(batch) - old_logp).exp()
+        loss = -(torch.min(ratio * A, ratio.clamp(0.8, 1.2) * A) * batch["mask"]).sum() / batch["mask"].sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def iteration(side, policy, tok, optimizer, cfg, seed):  # -> seconds of the rollout, of the update; tokens written
+    seeds, start = [len(envs.EVAL_SEEDS) + seed * cfg.prompts + p for p in range(cfg.prompts)], time.perf_counter()
+    if side == "ours":
+        trajs = rm.rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, seed, 1.0)
+        middle = time.perf_counter()
+        rm.update(rm.score(trajs, None, None, cfg), policy, None, optimizer, cfg, seed)
+    else:
+        trajs = student_rollout(policy, tok, cfg, seeds, seed)
+        middle = time.perf_counter()
+        student_update(trajs, policy, optimizer, cfg)
+    return middle - start, time.perf_counter() - middle, sum(sum(traj.mask) for traj in trajs)
+
+
+def load(args, **changes):  # -> policy, tokenizer, optimizer with learning rate 0, cfg
+    cfg = rm.Config(env=args.env, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, prompts=args.prompts,
+                    rollouts=args.rollouts, max_new_tokens=args.max_new_tokens, **changes)
+    policy, _, _, optimizer, tok = rm.load_models(cfg)
+    if "frozenlake_sft" in args.model:
+        speak_like_the_peers(tok)
+    optimizer.param_groups[0]["lr"] = 0.0
+    return policy, tok, optimizer, cfg
+
+
+def compare(args):
+    policy, tok, optimizer, cfg = load(args)
+    times = {"ours": [], "generate": []}
+    for i in range(args.rounds + 1):  # the first round warms up
+        for side in times:
+            times[side].append(iteration(side, policy, tok, optimizer, cfg, i))
+    median, each = {}, {}
+    for side, rows in times.items():
+        rollout, update, tokens = np.array(rows[1:]).T
+        each[side] = np.array([rollout + update, rollout, update, (rollout + update) / tokens])
+        median[side] = np.median(each[side], axis=1)
+        memory = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--memory-of", side], capture_output=True, text=True)
+        print(f"{side:9} {median[side][0]:6.2f} s an iteration = rollout {median[side][1]:.2f} + update {median[side][2]:.2f}; "
+              f"{np.median(tokens):.0f} tokens, {np.median(tokens / rollout):.0f} tokens/s in the rollout, "
+              f"{1e6 * median[side][3]:.0f} ms per 1,000 tokens; peak {memory.stdout.strip()} MiB", flush=True)
+    for name, row in zip(("iteration", "rollout", "update", "per token"), each["ours"] / each["generate"]):
+        print(f"ours / generate, {name:9} {np.median(row):.2f}  (of {len(row)} rounds: {row.min():.2f} to {row.max():.2f})")
+
+
+def peak_memory(args):  # of a process that only does its side's work, after the libraries were loaded
+    policy, tok, optimizer, cfg = load(args)
+    for i in range(3):
+        iteration(args.memory_of, policy, tok, optimizer, cfg, i)
+    print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) // 1024)  # Linux
+
+
+def growth(args):
+    """Answers of exactly max_new_tokens and no ends of turn: every episode is as long as it can be."""
+    rm.end_of_turn = lambda *_: -1
+    policy, tok, optimizer, cfg = load(args, max_turns=10)  # tells at once if the model's context is too short
+    sizes = [args.prompts * 2 ** i for i in range(-3, 3) if args.prompts * 2 ** i >= 1]
+    for title, settings in (("P*N", [(int(P), 5) for P in sizes]), ("turns", [(args.prompts, k) for k in (1, 2, 5, 10)])):
+        for cfg.prompts, cfg.max_turns in settings:
+            rows = [iteration("ours", policy, tok, optimizer, cfg, i)[:2] for i in range(args.rounds + 1)]
+            rollout, update = np.median(rows[1:], axis=0)  # the first one warms up
+            print(f"{title}: {cfg.prompts * cfg.rollouts:4} trajectories, {cfg.max_turns:2} turns of {cfg.max_new_tokens} tokens: "
+                  f"rollout {rollout:.2f} s, update {update:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser("bench.py", description=re.sub(r"\n\n.*", "", __doc__, flags=re.S))
+    for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16), ("max-new-tokens", 32),
+                          ("rounds", 10), ("threads", 2), ("memory-of", "")):
+        parser.add_argument("--" + name, type=type(default), default=default)
+    parser.add_argument("--growth", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    peak_memory(args) if args.memory_of else growth(args) if args.growth else compare(args)
