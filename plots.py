@@ -1,4 +1,4 @@
-"""Figures from run folders. Reads nothing but RUN/config.json and RUN/log.jsonl.
+"""What a run says and logs; and figures from run folders, read from RUN/config.json and RUN/log.jsonl alone.
 
     python plots.py curves RUN [RUN ...] [--out FILE]   one dashboard, runs overlaid (default: RUN/curves.png)
 """
@@ -28,23 +28,38 @@ PANELS = [  # column of log.jsonl, title, logarithmic?
     ("response_length", "tokens written per episode", False),
 ]
 
-
 def interval(p, n, z=1.96):  # -> low, high
     """Wilson's 95% interval of a success rate p that was measured on n episodes."""
     center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return min(p, (center - half) / (1 + z * z / n)), max(p, (center + half) / (1 + z * z / n))
-
 
 def yardsticks(name, config):  # -> random, optimal
     """The exact success of random and of optimal play on the evaluation levels, within as many actions."""
     budget = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
     return envs.mean_yardsticks(name, budget, config["eval_prompts"], config["success_rate"])[:, -1]
 
-
 def eval_line(name, p, config):  # -> "frozenlake 0.41 [0.35, 0.47]  random 0.21  optimal 0.49"
     numbers = p, *interval(p, config["eval_prompts"]), *yardsticks(name, config)
     return name + " {:.2f} [{:.2f}, {:.2f}]  random {:.2f}  optimal {:.2f}".format(*numbers)
 
+def explain(cfg):  # -> what the flags mean for the objective, in words
+    kept = max(1, int(cfg.keep * cfg.prompts))
+    updates = -(-kept * cfg.rollouts // cfg.batch) * cfg.epochs * cfg.online_k  # rounded up
+    clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}" if updates > 1 else "1, never clipped"
+    return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
+            f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
+
+def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md says what each means
+    turns, tokens = [turn for traj in trajs for turn in traj.turns], sum(sum(traj.mask) for traj in trajs)
+    kl = [batch["kl"][batch["mask"]].mean().item() for batch in batches if "kl" in batch]
+    thoughts = [len(turn["answer"].rpartition("</think>")[0].split()) for turn in turns]
+    row = dict(reward=R.mean(), reward_std=R.std(1, correction=0).mean(), kl=np.mean(kl or 0),
+               success=np.mean([traj.success for traj in trajs]), think_length=np.mean(thoughts),
+               entropy=sum(traj.entropy for traj in trajs) / tokens, response_length=tokens / len(trajs),
+               valid=np.mean([turn["valid"] for turn in turns]), turns=len(turns) / len(trajs),
+               **{key: np.mean([step[key] for step in steps]) for key in (steps or [{}])[0]})
+    return {key: round(float(x), 6) for key, x in row.items()} | {
+        "updates": len(steps), "kept": sum(len(batch["ids"]) for batch in batches), "tokens": tokens}
 
 def load(run):  # -> config, rows
     """A run folder; a last line that was cut off in mid-write is left out."""
@@ -59,11 +74,9 @@ def load(run):  # -> config, rows
             break
     return json.loads((run / "config.json").read_text()), rows
 
-
 def column(rows, key):  # -> iterations, values; None becomes nan
     found = [(row["iteration"], row[key]) for row in rows if key in row]
     return np.array(found, dtype=float).reshape(-1, 2).T
-
 
 def ema(y, beta=0.8):
     """Exponential moving average without the bias towards its start."""
@@ -72,7 +85,6 @@ def ema(y, beta=0.8):
         mean, weight = beta * mean + (1 - beta) * value, beta * weight + (1 - beta)
         out.append(mean / weight)
     return np.array(out)
-
 
 def draw_success(ax, rows, config, color, style, labels):
     """Evaluation with its 95% intervals; faint: success of the training rollouts."""
@@ -86,13 +98,11 @@ def draw_success(ax, rows, config, color, style, labels):
     x, y = column(rows, "success")
     ax.plot(x, ema(y), color=color, alpha=0.35, lw=1, label="training rollouts, smoothed" if labels else None)
 
-
 def draw_yardsticks(ax, config):
     for value, name, style in zip(yardsticks(config["env"], config), ("random", "optimal"), (":", "--")):
         ax.axhline(value, color="0.4", lw=1, ls=style)
         ax.annotate(f"{name} {value:.2f}", (0.99, value), xycoords=("axes fraction", "data"), ha="right",
                     va="bottom", fontsize=7, color="0.3")
-
 
 def curves(runs, out=None):  # -> Path of the picture
     """One dashboard for one or several runs: the signs of learning, and those of the Echo Trap (Fig. 6)."""
@@ -124,7 +134,6 @@ def curves(runs, out=None):  # -> Path of the picture
     plt.close(fig)
     return out
 
-
 def report(run):
     """The end of a run on the terminal: before and after, and where everything lies."""
     config, rows = load(run)
@@ -133,7 +142,6 @@ def report(run):
             print(f"{when:9} {eval_line(name, p, config)}")
     print(f"{curves([run])}; samples.jsonl, log.jsonl and checkpoint/ are beside it")
 
-
 def main(argv=None):
     parser = argparse.ArgumentParser("plots.py", "%(prog)s curves RUN [RUN ...] [--out FILE]")
     parser.add_argument("figure", choices=["curves"], help="the dashboard")
@@ -141,7 +149,6 @@ def main(argv=None):
     parser.add_argument("--out", help="file of the picture (default: RUN/curves.png of the first run)")
     args = parser.parse_args(argv)
     print(curves(args.runs, args.out))
-
 
 if __name__ == "__main__":
     main()

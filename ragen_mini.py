@@ -3,9 +3,9 @@
 A language model plays N episodes from each of P initial states (`rollout`); StarPO-S keeps the groups whose
 returns vary most (`uncertainty_filter`); each token it wrote gets an advantage, how much better than expected
 it was (PPO: `gae`, GRPO: `grpo_advantages`); clipped gradient steps make the good ones likelier (`update`).
-Letters: B = P*N trajectories, T tokens of the longest, n tokens the model wrote, S columns of the KV cache, V
-vocabulary. Who wrote a token is recorded when it is appended, never reconstructed; sampled ids are trained as
-they are, never decoded and encoded again. In a (B,T-1) tensor, column t is about predicting token t+1.
+B = P*N trajectories, T tokens of the longest, n tokens that the model wrote, V vocabulary. Sampled ids are
+trained as they are, never decoded and encoded again; who wrote a token is recorded when it is appended, never
+reconstructed. In a (B,T-1) tensor, column t is about predicting token t+1.
 """
 import argparse, copy, functools, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
 from collections import Counter
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
@@ -28,7 +27,7 @@ FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_NORM, VALUE_CLIP = 1.0, 0.5  # of the gradient; of a value's move. Released code
 CUDA, QWEN = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct"
-MICRO_TOKENS = 4096 if CUDA else 1024  # of a forward-backward pass: bounds the memory, not in the gradient
+MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory, not in the gradient
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in the update: 256 MB
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
 
@@ -38,7 +37,6 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32, eval_prompts=256)
 PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_BE_ZERO = "seed eval_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
-AT_MOST_ONE = "keep success_rate gamma lam clip_low".split()
 
 def need(condition, message):  # what the user can put right is one line on the terminal and exit code 2
     if not condition:
@@ -88,17 +86,16 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
         preset = (TINY if self.model == "tiny" else PAPER) | (STARPO_S if self.starpo_s else STARPO)
         vars(self).update({name: value for name, value in preset.items() if getattr(self, name) is None})
         for name, x in vars(self).items():
-            low, high = name not in MAY_BE_ZERO, 1 if name in AT_MOST_ONE else float("inf")
-            need(type(x) not in (int, float) or 0 <= x <= high and (x > 0 or not low),
-                 f"--{name.replace('_', '-')} {x}: must be {'above' * low or 'at least'} 0, at most {high}")
+            high = 1 if name in ("keep", "success_rate", "gamma", "lam", "clip_low") else float("inf")
+            fine = type(x) not in (int, float) or 0 <= x <= high and (x or name in MAY_BE_ZERO)
+            need(fine, f"--{name.replace('_', '-')} {x}: must be above 0 and at most {high}")
         self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
         self.eval_names = list(dict.fromkeys([self.env, *filter(None, self.eval_envs.split(","))]))
-        need({*self.eval_names} <= {*envs.ENVS}, f"env {self.eval_names}: choose from {', '.join(envs.ENVS)}")
-        need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
-        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
-        need(self.rollouts > 1 or self.keep == 1 and self.algo == "ppo", "filter and GRPO need --rollouts 2")
         here = ["cpu"] + ["cuda"] * CUDA + ["mps"] * torch.backends.mps.is_available()
-        need(self.device.split(":")[0] in here, f"--device {self.device}: not available, use --device cpu")
+        for name, choices in (*((name, envs.ENVS) for name in self.eval_names), (self.algo, ("ppo", "grpo")),
+                              (self.adv_norm, ("std", "mean")), (self.device.split(":")[0], here)):
+            need(name in choices, f"{name}: choose {' or '.join(choices)}")
+        need(self.rollouts > 1 or self.keep == 1 and self.algo == "ppo", "filter and GRPO need --rollouts 2")
 
 def parse_config(argv=None):  # -> Config; the command line is made from its fields and their comments
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--option value ...]", allow_abbrev=False)
@@ -119,8 +116,7 @@ START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag o
 PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, in linear time
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
-def message(env, cfg, left, reward=None):  # reward of the last turn; None before the first one
-    """What the agent reads at each turn: the task or its last reward, the state, the actions it has left."""
+def message(env, cfg, left, reward=None):  # what the agent reads: the task or its last reward, the state
     shape = "<think> your thoughts </think>" * (not cfg.no_think) + "<answer> action || action </answer>"
     task = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
             f"||. Write exactly {shape} and nothing else.\n\n")
@@ -140,8 +136,7 @@ def end_of_turn(tok, cfg):  # -> id of the token with which the model ends its t
     return encode(tok, cfg.no_think, ".", after_answer=True)[0]
 
 def parse_answer(text, actions, limit):  # -> at most `limit` actions; None: the answer is invalid
-    """<think>It is below.</think><answer>down || Left</answer>  ->  ["Down", "Left"]
-    <answer>Down</answer>  ->  None: no thought   <answer>Down || jump</answer>  ->  None: no such action"""
+    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; <answer>Down</answer> -> None"""
     match, known = SHAPE.fullmatch(text), {action.lower(): action for action in actions}
     chosen = [known.get(word.strip().lower()) for word in match[2].split("||")] if match else [None]
     return None if None in chosen else chosen[:limit]
@@ -159,7 +154,8 @@ class Trajectory:
     turns: list = field(default_factory=list)   # dicts: state, answer, valid, reward, tokens
     R: float = 0.0                              # eq. 2: the return, the sum of the turns' rewards
     entropy: float = 0.0                        # summed over the model's tokens
-    seen: int = 0                               # how many ids are in the KV cache
+    seen: int = 0                               # how many ids the model has read: they are in the KV cache
+    start: int = 0                              # where the present answer begins
     done: bool = False
     success: bool = False
 
@@ -168,6 +164,7 @@ class Trajectory:
         self.mask += [logp is not None] * len(ids)
         self.old_logp += logp or [0.0] * len(ids)
         self.reward += [0.0] * len(ids)
+        self.start = self.start if logp else len(self.ids)
         assert len(self.ids) == len(self.old_logp), "one log-prob per token that the model wrote"
 
 def begin(name, group, seed, noise, tok, cfg):  # -> Trajectory that waits for its first answer
@@ -177,129 +174,112 @@ def begin(name, group, seed, noise, tok, cfg):  # -> Trajectory that waits for i
     traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left), after_answer=False))
     return traj
 
-def take_turn(traj, answer, logp, tok, cfg):
-    """Append the answer as it is, run its actions, put the reward on its last token, append what follows."""
-    env, state, ended = traj.env, traj.env.render(), answer[-1] == end_of_turn(tok, cfg)
+def take_turn(traj, tok, cfg):
+    """Run the actions of the answer just written, put the reward on its last token, append what follows."""
+    env, state, answer = traj.env, traj.env.render(), traj.ids[traj.start:]
+    ended = answer[-1] == end_of_turn(tok, cfg)
     text = START[cfg.no_think] + tok.decode(answer[:len(answer) - ended], clean_up_tokenization_spaces=False)
     actions = parse_answer("<think></think>" * cfg.no_think + text, env.actions, cfg.max_actions_per_turn)
-    reward = 0.0 if actions else FORMAT_PENALTY  # an invalid answer moves nothing
-    for action in (actions or [])[:traj.left]:
-        _, r, over, _, info = env.step(action)
+    valid, reward = bool(actions), 0.0 if actions else FORMAT_PENALTY  # an invalid answer moves nothing
+    while actions and traj.left and not env.over:
+        _, r, _, _, info = env.step(actions.pop(0))
         reward, traj.left, traj.success = reward + r, traj.left - 1, info["success"]
-        if over:
-            break
-    traj.add(answer, logp)
     traj.reward[-1], traj.R = reward, traj.R + reward
-    traj.turns.append(dict(state=state, answer=text, valid=bool(actions), reward=reward, tokens=len(answer)))
+    traj.turns.append(dict(state=state, answer=text, valid=valid, reward=reward, tokens=len(answer)))
     traj.done = env.over or traj.left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:  # encode's ids begin with the end of turn: dropped if the model wrote it itself
-        traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left, reward), after_answer=True)[int(ended):])
+        traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left, reward), True)[int(ended):])
 
 # --------------------------------------------------------------------------------------------------- rollout
 class KVCache:
-    """Keys and values (B,H,S,D) of every layer. Row b's tokens stand in columns 0, 1, 2, ... as if it were alone:
-    no gaps, wherever the other rows are; and a pass may be for some of the rows only."""
+    """Keys and values (B,H,S,D) of every layer. Row b's tokens stand in columns 0, 1, 2, ..., as if it were
+    alone: no gaps, wherever the other rows are; and a pass may be for some of the rows only."""
     def __init__(self, B, device):
-        self.B, self.device, self.kept = B, device, {}
+        self.B, self.device, self.kept = B, device, {}  # `read` sets rows (b,), column (b,q), S of a pass
 
-    def expect(self, rows, column):  # of the next pass: rows (b,), columns of their tokens (b,q) -> mask (b,1,q,S)
-        self.rows, self.column, self.S = rows, column, int(column.max()) + 1
-        return torch.arange(self.S, device=self.device) <= column[:, None, :, None]  # a token sees what precedes it
-
-    def update(self, keys, values, layer, *_):  # each layer hands over its new ones (b,H,q,D) and gets all (b,H,S,D)
-        for name, new in (("keys", keys), ("values", values)):
-            old = self.kept.get((layer, name), new.new_zeros(self.B, new.shape[1], 0, new.shape[3]))
-            if old.shape[2] < self.S:  # grow in steps: a copy of everything for every token would be slow
-                old = F.pad(old, (0, 0, 0, self.S + 64 - old.shape[2]))
-            old[self.rows[:, None], :, self.column] = new.transpose(1, 2)
-            self.kept[layer, name] = old
-        both = [self.kept[layer, name][:, :, :self.S] for name in ("keys", "values")]
-        return both if len(self.rows) == self.B else [kept.index_select(0, self.rows) for kept in both]
+    def update(self, keys, values, layer, *_):  # a layer gives its new ones (b,H,q,D) and gets all (b,H,S,D)
+        new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
+        kept = self.kept.get(layer, new.new_zeros(self.B, 2, new.shape[2], 0, new.shape[4]))  # (B,2,H,S,D)
+        if kept.shape[3] < self.S:  # grow in steps: a copy of everything for every token would be slow
+            kept = torch.nn.functional.pad(kept, (0, 0, 0, self.S + 64 - kept.shape[3]))
+        kept[self.rows[:, None], :, :, self.column] = new.permute(0, 3, 1, 2, 4)  # (b,q,2,H,D)
+        self.kept[layer], kept = kept, kept[:, :, :, :self.S]
+        return (kept if len(self.rows) == self.B else kept.index_select(0, self.rows)).unbind(1)
 
     def select(self, rows):  # these rows stay; a row may be named more than once
-        rows = torch.tensor(rows, dtype=torch.long, device=self.device)
-        self.B, self.kept = len(rows), {key: kept[rows] for key, kept in self.kept.items()}
-
-    def get_seq_length(self, *_):  # only asked for default positions; ours are explicit
-        return 0
-
-def log_probs(policy, hidden, temperature):  # (n,D) -> (n,V)
-    return (policy.get_output_embeddings()(hidden).float() / temperature).log_softmax(-1)
+        self.B, self.kept = len(rows), {layer: kept[rows] for layer, kept in self.kept.items()}
 
 @autocast
-def read(policy, cache, rows, texts, start, temperature):  # -> log-probs (b,V) of the token after each text
-    """The rows read their new token ids, which go to columns start, start + 1, ... of the cache."""
-    q = max(map(len, texts))
-    padded, end = [text + [0] * (q - len(text)) for text in texts], [len(text) - 1 for text in texts]
-    rows, ids, start, end = (torch.tensor(x, device=cache.device) for x in (rows, padded, start, end))
-    column = start[:, None] + torch.arange(q, device=cache.device)  # pads are overwritten before they are seen
-    hidden = policy.base_model(input_ids=ids, attention_mask=cache.expect(rows, column), position_ids=column,
-                               past_key_values=cache).last_hidden_state
-    return log_probs(policy, hidden[torch.arange(len(rows)), end], temperature or 1)
+def read(policy, cache, trajs, rows, temperature):  # -> log-probs (b,V) of the token that comes next
+    """These of the trajectories read what they have not seen, be it a prompt or the token just sampled."""
+    start, new = [trajs[row].seen for row in rows], [trajs[row].ids[trajs[row].seen:] for row in rows]
+    q, last = max(map(len, new)), [len(ids) - 1 for ids in new]
+    padded = [ids + [0] * (q - len(ids)) for ids in new]  # what pads write is overwritten before it is seen
+    rows, start, last, ids = (torch.tensor(x, device=cache.device) for x in (rows, start, last, padded))
+    column = start[:, None] + torch.arange(q, device=cache.device)  # of the cache; and the position
+    cache.rows, cache.column, cache.S = rows, column, int(column.max()) + 1
+    mask = torch.arange(cache.S, device=cache.device) <= column[:, None, :, None]  # (b,1,q,S)
+    hidden = policy.base_model(input_ids=ids, attention_mask=mask, position_ids=column, past_key_values=cache)
+    logits = policy.get_output_embeddings()(hidden.last_hidden_state[torch.arange(len(rows)), last])
+    return (logits.float() / (temperature or 1)).log_softmax(-1)
 
-def write(policy, cache, logp, trajs, stop, temperature, cfg, dice):  # -> answers, log-probs, summed entropies
-    """Sample from logp (B,V), read the sampled tokens, and so on; rows that ended their turn drop out."""
-    rows, answers, logps, entropy = [*range(len(trajs))], [[] for _ in trajs], [[] for _ in trajs], [0.0 for _ in trajs]
-    while True:
+def write(policy, cache, logp, trajs, stop, temperature, cfg, dice):
+    """From logp (B,V) on, every trajectory gets an answer, token by token; who has ended it drops out."""
+    rows = [*range(len(trajs))]
+    while rows:
         ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
-        sampled = ids[:, 0], logp.gather(1, ids)[:, 0], -(logp.exp() * logp).sum(1)
-        for row, token, token_logp, h in zip(rows, *(x.tolist() for x in sampled)):
-            answers[row].append(token)
-            logps[row].append(token_logp)
-            entropy[row] += h
-        rows = [row for row in rows if answers[row][-1] != stop and len(answers[row]) < cfg.max_new_tokens]
-        if not rows:
-            return answers, logps, entropy
-        logp = read(policy, cache, rows, [answers[row][-1:] for row in rows],
-                    [len(trajs[row].ids) + len(answers[row]) - 1 for row in rows], temperature)
+        sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
+        for row, token, token_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
+            trajs[row].seen = len(trajs[row].ids)
+            trajs[row].add(token, token_logp)
+            trajs[row].entropy += entropy
+        rows = [row for row in rows if trajs[row].ids[-1] != stop
+                and len(trajs[row].ids) - trajs[row].start < cfg.max_new_tokens]
+        logp = read(policy, cache, trajs, rows, temperature) if rows else None
 
 @torch.no_grad()
 def rollout(policy, tok, name, seeds, n, cfg, seed, temperature):  # -> len(seeds) * n trajectories, by group
     """Play n episodes from each seed's state, all at once, with one KV cache: nothing is read twice."""
-    trajs = live = [begin(name, group, s, noise, tok, cfg) for group, s in enumerate(seeds) for noise in range(n)]
-    stop, dice, P = end_of_turn(tok, cfg), torch.Generator(cfg.device).manual_seed(seed), len(seeds)
-    cache = KVCache(P, cfg.device)  # a group shares its first message: one row each reads it
-    logp = read(policy, cache, range(P), [traj.ids for traj in trajs[::n]], [0] * P, temperature)
+    trajs = [begin(name, group, s, noise, tok, cfg) for group, s in enumerate(seeds) for noise in range(n)]
+    stop, dice = end_of_turn(tok, cfg), torch.Generator(cfg.device).manual_seed(seed)
+    live, cache = trajs, KVCache(len(seeds), cfg.device)  # a group shares its first message: one of it reads
+    logp = read(policy, cache, trajs[::n], range(len(seeds)), temperature).repeat_interleave(n, 0)
     cache.select([traj.group for traj in trajs])
-    logp = logp.repeat_interleave(n, 0)
     while live:
-        for traj, answer, logps, entropy in zip(live, *write(policy, cache, logp, live, stop, temperature, cfg, dice)):
-            traj.seen = len(traj.ids) + len(answer) - 1  # the last token of an answer has not been read yet
-            traj.entropy += entropy
-            take_turn(traj, answer, logps, tok, cfg)
+        write(policy, cache, logp, live, stop, temperature, cfg, dice)
+        for traj in live:
+            take_turn(traj, tok, cfg)
         cache.select([row for row, traj in enumerate(live) if not traj.done])
         live = [traj for traj in live if not traj.done]
-        if live:
-            logp = read(policy, cache, range(len(live)), [traj.ids[traj.seen:] for traj in live],
-                        [traj.seen for traj in live], temperature)
+        logp = read(policy, cache, live, range(len(live)), temperature) if live else None
     return trajs
 
 # ------------------------------------- batches, per-token quantities, the filter, advantages, losses, update
 def collate(trajs, device):  # -> ids (B,T); mask, old_logp, reward (B,T-1); length (B,1)
     """The only place where lists become tensors, and the only shift: entry t is about token t+1."""
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
-    batch = {key: pad_sequence([torch.tensor(getattr(t, key)) for t in trajs], batch_first=True).to(device)
+    batch = {key: [torch.tensor(getattr(traj, key)[int(key != "ids"):]) for traj in trajs]
              for key in ("ids", "mask", "old_logp", "reward")}
-    batch = {key: x[:, int(key != "ids"):] for key, x in batch.items()}
+    batch = {key: pad_sequence(rows, batch_first=True).to(device) for key, rows in batch.items()}
     return batch | {"length": torch.tensor([[len(traj.ids)] for traj in trajs], device=device)}
 
 def micro_batches(batch, rows):  # yields rows, and the batch cut to them
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length, part = batch["length"][:, 0].tolist(), []
-    for row in [*sorted(rows.tolist(), key=length.__getitem__), None]:
-        if part and (row is None or (len(part) + 1) * length[row] > MICRO_TOKENS):
-            yield part, {key: x[part, :length[part[-1]] - (key != "ids")] for key, x in batch.items()}
-            part = []
-        part.append(row)
+    length = batch["length"][:, 0].tolist()
+    rows = sorted(rows.tolist(), key=length.__getitem__)
+    while rows:
+        fit = [k for k, row in enumerate(rows, 1) if k * length[row] <= MICRO_TOKENS]
+        part, rows = rows[:max(fit, default=1)], rows[max(fit, default=1):]
+        yield part, {key: x[part, :length[part[-1]] - (key != "ids")] for key, x in batch.items()}
 
 @autocast
 def token_logps(policy, part, cfg):  # ids (B,T), mask (B,T-1) -> log pi (n,), entropy (n,)
-    """Logits only where a token is trained, in chunks that backward computes anew: with 150,000 words they would
-    be the largest tensor of all. No attention mask: padding is on the right, where none looks."""
-    def chunk(hidden, ids):  # (c,D), (c,)
-        logp = log_probs(policy, hidden, cfg.temperature)
+    """Logits, the largest tensor of all, only where a token is trained, in chunks that backward remakes."""
+    def chunk(hidden, ids):  # (c,D), (c,) -> log pi (c,), entropy (c,)
+        logp = (policy.get_output_embeddings()(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(1)
-    hidden = policy.base_model(input_ids=part["ids"]).last_hidden_state[:, :-1][part["mask"]]
+    hidden = policy.base_model(input_ids=part["ids"]).last_hidden_state  # nobody looks at the pads
+    hidden = hidden[:, :-1][part["mask"]]
     size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
     pairs = zip(hidden.split(size), part["ids"][:, 1:][part["mask"]].split(size))
     return [torch.cat(x) for x in zip(*(checkpoint(chunk, *pair, use_reentrant=False) for pair in pairs))]
@@ -359,8 +339,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
     surrogate, clipped = ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
     return -torch.min(surrogate, clipped) - cfg.entropy_coef * entropy, clipped < surrogate
 
-def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error, pessimistic about moving further than VALUE_CLIP from the old value."""
+def value_loss(value, old_value, ret):  # (n,) x3 -> (n,). Moving further than VALUE_CLIP never pays
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -373,12 +352,13 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
             for _, part in micro_batches(batch, rows):
                 old = {key: x[part["mask"]] for key, x in part.items() if key not in ("ids", "length")}
                 loss, clipped = policy_loss(*token_logps(policy, part, cfg), old["old_logp"], old["adv"], cfg)
-                losses = {"policy_loss": loss.sum() / n}
-                if critic is not None:
-                    loss = value_loss(token_values(critic, part, cfg), old["value"], old["ret"])
-                    losses["value_loss"] = loss.sum() / n
-                sum(losses.values()).backward()
-                stats.update({k: x.item() for k, x in losses.items()}, clip_fraction=clipped.sum().item() / n)
+                means = {"policy_loss": loss.sum() / n, "clip_fraction": clipped.sum() / n}
+                means["policy_loss"].backward()
+                if critic is not None:  # a pass of its own: the activations of one model at a time
+                    value = token_values(critic, part, cfg)
+                    means["value_loss"] = value_loss(value, old["value"], old["ret"]).sum() / n
+                    means["value_loss"].backward()
+                stats.update({name: mean.item() for name, mean in means.items()})
             norms = [torch.nn.utils.clip_grad_norm_(g["params"], MAX_NORM) for g in optimizer.param_groups]
             optimizer.step()
             optimizer.zero_grad()
@@ -389,14 +369,14 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
 PRIOR = {"planner": 0.2, "habit": 0.5, "sloppy": 0.3}  # who writes a turn, in the last 15% of the cold start
 WORLDS = {"frozenlake": 0.4, "sokoban": 0.4, "sokoban_newvocab": 0.08, "bandit": 0.06, "bandit_test": 0.06}
 SOUNDS = {"Teacher": "safe", "Librarian": "safe", "Engineer": "risky", "Trader": "risky"}
-WORDS = """[UNK] <|pad|> <|im_end|> <|im_start|> user assistant <think> </think> <answer> </answer> || : . , -
-# _ O X √ P S G W C B A @ 0 1 2 3 4 5 6 7 8 9 Up Down Left Right Teacher Librarian Engineer Trader safe risky
-State Reward You have actions left I am not sure let me just try The goal is of it and up down right box
-target arms are sounds choose the one""".split() + ["\n"]
+WORDS = """[UNK] <|pad|> <|im_end|> <|im_start|> user assistant <think> </think> <answer> </answer> || : . ,
+- # _ O X √ P S G W C B A @ 0 1 2 3 4 5 6 7 8 9 Up Down Left Right Teacher Librarian Engineer Trader safe
+risky State Reward You have actions left I am not sure let me just try The goal is of it and up down right
+box target arms are sounds choose the one""".split() + ["\n"]
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content.split('\n\n')[-1] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""  # the last paragraph only: tiny was never taught to read instructions
+{% endif %}"""  # of a message the last paragraph only: tiny was never taught to read instructions
 
 def offset(a, b):  # offset((0, 0), (2, 1)) -> "2 down and 1 right"
     moves = zip((b[0] - a[0], b[1] - a[1]), (("up", "down"), ("left", "right")))
@@ -427,7 +407,8 @@ def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
         answer = answer if who == "sloppy" else f"<answer>{answer}</answer>"
         text = answer.removeprefix("<answer>") if cfg.no_think else f"{thought}</think>{answer}"
         ids = tok(text + "<|im_end|>").input_ids
-        take_turn(traj, ids, [0.0] * len(ids), tok, cfg)
+        traj.add(ids, [0.0] * len(ids))
+        take_turn(traj, tok, cfg)
     return traj
 
 def tiny_tokenizer():  # a token per word, digit, grid cell; with byte-pair tokens maps are learned far later
@@ -437,12 +418,10 @@ def tiny_tokenizer():  # a token per word, digit, grid cell; with byte-pair toke
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tok, unk_token="[UNK]", pad_token="<|pad|>",
                                                 eos_token="<|im_end|>", chat_template=TEMPLATE)
 
-def cold_start(steps=580, seed=0):  # -> model, tokenizer
-    """Supervised fine-tuning on scripted episodes (App. C: BFS solutions), the last 15% of steps on PRIOR."""
+def cold_start(steps=580, seed=0):  # -> model, tokenizer; supervised (App. C), the last 15% of steps on PRIOR
     tok, rng, cfg = tiny_tokenizer(), np.random.default_rng(seed), Config(model="tiny", device="cpu")
-    lessons = [({"planner": 1.0}, 1)] * 8000 + [({"planner": 1.0}, 5)] * 2000 + [(PRIOR, 5)] * 800
-    bar = tqdm(lessons + [(PRIOR, 5)] * 3000, "tiny: demonstrations", leave=False)
-    demos = [demonstration(tok, rng, prior, turns) for prior, turns in bar]
+    lessons = [({"planner": 1.0}, 1)] * 8000 + [({"planner": 1.0}, 5)] * 2000 + [(PRIOR, 5)] * 3800
+    demos = [demonstration(tok, rng, *lesson) for lesson in tqdm(lessons, "tiny: episodes", leave=False)]
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=len(tok), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
@@ -451,8 +430,8 @@ def cold_start(steps=580, seed=0):  # -> model, tokenizer
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
     optimizers = {torch.optim.Muon(matrices, weight_decay=0.0): 0.02, torch.optim.AdamW(others): 3e-3}
     for step in tqdm(range(steps), "tiny: cold start (once, then cached)"):
-        low, high = (0, len(lessons)) if step < 0.85 * steps else (len(lessons), len(demos))
-        batch = collate([demos[row] for row in rng.integers(low, high, 64)], "cpu")
+        pool = demos[:-3000] if step < 0.85 * steps else demos[-3000:]
+        batch = collate([pool[row] for row in rng.integers(len(pool), size=64)], "cpu")
         for _, part in micro_batches(batch, torch.arange(64)):
             (-token_logps(model, part, cfg)[0].sum() / batch["mask"].sum()).backward()
         for optimizer, lr in optimizers.items():
@@ -461,8 +440,7 @@ def cold_start(steps=580, seed=0):  # -> model, tokenizer
         model.zero_grad()
     return model, tok
 
-def tiny_folder():  # -> folder of the embedded model, made on first use
-    """The name carries a hash of the recipe; the folder appears whole, by renaming, or not at all."""
+def tiny_folder():  # -> folder of the embedded model, named after its recipe; made whole, once, on first use
     code = envs, message, encode, parse_answer, take_turn, offset, demonstration, tiny_tokenizer, cold_start
     recipe = "".join(map(inspect.getsource, code)) + repr((PRIOR, WORLDS, WORDS, TEMPLATE))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ragen_mini"
@@ -485,40 +463,30 @@ def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tok
         policy, *critic = (getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
             source, dtype=torch.float32, num_labels=1).to(cfg.device).eval() for kind in kinds)
     except Exception as error:
-        need(False, f"--model {source} cannot be loaded ({' '.join(str(error).split())[:90]}...). Give a "
-             "folder (a run's: RUN/checkpoint) or, with network, a hub id; --model tiny needs neither")
+        need(False, f"--model {source} cannot be loaded: give a folder (for example RUN/checkpoint), or with "
+             f"network a hub id, or tiny ({' '.join(str(error).split())[:90]}...)")
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
     longest = max(len(begin(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names)  # of all messages
     tokens, room = cfg.max_turns * (longest + cfg.max_new_tokens), policy.config.max_position_embeddings
-    need(tokens <= room, f"episodes may take {tokens} tokens, the model reads {room}: lower --max-new-tokens")
+    need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens")
     ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
-    rates = zip((policy, *critic), (cfg.lr, cfg.critic_lr))
-    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": lr} for model, lr in rates])
+    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": lr} for model, lr in
+                                  zip((policy, *critic), (cfg.lr, cfg.critic_lr))])
     return policy, critic[0] if critic else None, ref, optimizer, tok
 
 # ------------------------------------------------------------------------------------- evaluate, log, train
-def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success}
-    """An episode on each evaluation level at temperature 0.5, the same slips and dice in every run."""
-    result, n, step = {}, cfg.eval_prompts, max(64, cfg.prompts * cfg.rollouts)
+def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success on its evaluation levels}
+    result = {}
     for name in cfg.eval_names:
-        trajs = [traj for i in range(0, n, step) for traj in rollout(
-            policy, tok, name, envs.EVAL_SEEDS[i:min(i + step, n)], 1, cfg, i, EVAL_TEMPERATURE)]
-        result[name] = sum(traj.success for traj in trajs) / n
+        trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, EVAL_TEMPERATURE)
+        result[name] = sum(traj.success for traj in trajs) / len(trajs)
         tqdm.write(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
         for traj in trajs[:2]:  # whole episodes, to be read
             row = dict(when=when, env=name, success=traj.success, R=traj.R, turns=traj.turns)
             print(json.dumps(row | {"text": tok.decode(traj.ids)}), file=samples, flush=True)
     return result
 
-def explain(cfg):  # -> what the flags mean for the objective, in words
-    kept = max(1, int(cfg.keep * cfg.prompts))
-    updates = -(-kept * cfg.rollouts // cfg.batch) * cfg.epochs * cfg.online_k  # rounded up
-    clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}" if updates > 1 else "1, never clipped"
-    return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
-            f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
-
-def self_check(trajs, policy, cfg):
-    """The invariants that silent bugs break, on the first rollout."""
+def self_check(trajs, policy, cfg):  # the invariants that silent bugs break, on the first rollout
     batch = collate(trajs[:16], cfg.device)
     new_logp = on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
     gap = (new_logp - batch["old_logp"])[batch["mask"]].abs()  # bf16 rounds, but not by much on average
@@ -540,32 +508,18 @@ def save(out, policy, tok, critic, optimizer, iteration):
     os.rename(new, out / "checkpoint")
     shutil.rmtree(out / "checkpoint" / "old", ignore_errors=True)
 
-def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md says what each means
-    turns, tokens = [turn for traj in trajs for turn in traj.turns], sum(sum(traj.mask) for traj in trajs)
-    kl = [batch["kl"][batch["mask"]].mean().item() for batch in batches if "kl" in batch]
-    thoughts = [len(turn["answer"].rpartition("</think>")[0].split()) for turn in turns]
-    row = dict(reward=R.mean(), reward_std=R.std(1, correction=0).mean(), kl=np.mean(kl or 0),
-               success=np.mean([traj.success for traj in trajs]), think_length=np.mean(thoughts),
-               entropy=sum(traj.entropy for traj in trajs) / tokens, response_length=tokens / len(trajs),
-               valid=np.mean([turn["valid"] for turn in turns]), turns=len(turns) / len(trajs),
-               **{key: np.mean([step[key] for step in steps]) for key in (steps or [{}])[0]})
-    return {key: round(float(x), 6) for key, x in row.items()} | {
-        "updates": len(steps), "kept": sum(len(batch["ids"]) for batch in batches), "tokens": tokens}
-
 def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
     policy, critic, ref, optimizer, tok = load_models(cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", open(os.devnull, "w"), cfg)}]
-    name = cfg.out or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
-    out = next(path for i in itertools.count(1)  # nothing is ever overwritten
-               if not (path := Path(name if i == 1 else f"{name}-{i}")).exists())
+    name = cfg.out or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"  # never overwritten
+    out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1))
     log, samples = open(out / "log.jsonl", "w"), open(out / "samples.jsonl", "w")
-    print(f"{cfg.model}, {policy.num_parameters() / 1e6:.2f} M weights, {cfg.device}, {out}\n{explain(cfg)}")
-    rows = [{"iteration": 0}]
-    if cfg.eval_every:
-        rows[0]["eval"] = evaluate(policy, tok, "before", samples, cfg)
+    print(f"{cfg.model} ({policy.num_parameters():,} weights), {cfg.device}: {out}\n{plots.explain(cfg)}")
+    first = {"eval": evaluate(policy, tok, "before", samples, cfg)} if cfg.eval_every else {}
+    rows = [{"iteration": 0} | first]
     print(json.dumps(rows[0]), file=log, flush=True)
     for i in (bar := tqdm(range(1, cfg.iterations + 1), "StarPO" + "-S" * cfg.starpo_s)):
         start, batches, steps = time.perf_counter(), [], []
@@ -581,7 +535,7 @@ def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before traini
             steps += update(batches[-1], policy, critic, optimizer, cfg, dice + k)
         # --- everything below is diagnostics
         seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
-        rows.append({"iteration": i} | statistics(trajs, R, batches, steps) | seconds)
+        rows.append({"iteration": i} | plots.statistics(trajs, R, batches, steps) | seconds)
         last = i == cfg.iterations
         if cfg.eval_every and (i % cfg.eval_every == 0 or last):
             rows[-1]["eval"] = evaluate(policy, tok, "after" if last else f"iter {i}", samples, cfg)

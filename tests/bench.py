@@ -2,7 +2,8 @@
 history, then padded updates on logits of every token, old log-probs from a pass of their own.
 
     python tests/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--rounds n]
-    python tests/bench.py --growth       how time grows with P*N and with the number of turns
+    python tests/bench.py --growth    how time grows with P*N and with the number of turns
+    python tests/bench.py --agree     by how much the fast paths differ from the plain ones
 
 Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, in one process, taking
 turns; peak memory from a process of its own for each side. The peers of the project (a folder `frozenlake_sft`) are read with the
@@ -36,8 +37,8 @@ def speak_like_the_peers(tok):
 
 
 @torch.no_grad()
-def student_rollout(policy, tok, cfg, seeds, seed):  # -> trajectories
-    """Every turn reads the whole history again."""
+def student_rollout(policy, tok, cfg, seeds, seed, **how):  # -> trajectories
+    """Every turn reads the whole history again. how: of `generate`; by default it samples."""
     torch.manual_seed(seed)
     trajs = [rm.begin(cfg.env, g, s, n, tok, cfg) for g, s in enumerate(seeds) for n in range(cfg.rollouts)]
     stop, pad = rm.end_of_turn(tok, cfg), tok.pad_token_id
@@ -45,11 +46,12 @@ def student_rollout(policy, tok, cfg, seeds, seed):  # -> trajectories
         width = max(len(traj.ids) for traj in live)
         ids = torch.tensor([[pad] * (width - len(traj.ids)) + traj.ids for traj in live])
         seen = torch.tensor([[0] * (width - len(traj.ids)) + [1] * len(traj.ids) for traj in live])
-        out = policy.generate(input_ids=ids, attention_mask=seen, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                              max_new_tokens=cfg.max_new_tokens, pad_token_id=pad, eos_token_id=stop)
+        out = policy.generate(input_ids=ids, attention_mask=seen, max_new_tokens=cfg.max_new_tokens, pad_token_id=pad,
+                              eos_token_id=stop, **how or dict(do_sample=True, temperature=1.0, top_k=0, top_p=1.0))
         for traj, answer in zip(live, out[:, width:].tolist()):
             answer = answer[:answer.index(stop) + 1] if stop in answer else answer
-            rm.take_turn(traj, answer, [0.0] * len(answer), tok, cfg)
+            traj.add(answer, [0.0] * len(answer))
+            rm.take_turn(traj, tok, cfg)
     return trajs
 
 
@@ -118,6 +120,43 @@ def compare(args):
         print(f"ours / generate, {name:9} {np.median(row):.2f}  (of {len(row)} rounds: {row.min():.2f} to {row.max():.2f})")
 
 
+def gradient(trajs, policy, cfg):  # -> of the GRPO loss on all trajectories at once
+    seen = []
+
+    class Catch(torch.optim.SGD):
+        def step(self):
+            seen.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    cfg.batch = len(trajs)
+    rm.update(rm.score(trajs, None, None, cfg), policy, None, Catch(policy.parameters(), lr=0.0), cfg, 0)
+    return seen[0]
+
+
+def agree(args):
+    """The fast paths against the plain ones, on real answers of the model."""
+    policy, tok, _, cfg = load(args)
+    seeds = range(len(envs.EVAL_SEEDS), len(envs.EVAL_SEEDS) + cfg.prompts)
+    trajs = rm.rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, 0, 1.0)
+    cached = plain = chunked = 0.0
+    for traj in trajs:
+        batch = rm.collate([traj], "cpu")
+        with torch.no_grad():
+            logp = policy(input_ids=batch["ids"]).logits[:, :-1][batch["mask"]].log_softmax(-1)
+            target, full = batch["ids"][:, 1:][batch["mask"]], rm.CHUNK_LOGITS
+            truth = logp.gather(1, target[:, None])[:, 0], torch.distributions.Categorical(logits=logp).entropy()
+            whole = rm.token_logps(policy, batch, cfg)
+            rm.CHUNK_LOGITS = 7 * policy.config.vocab_size
+            pieces, rm.CHUNK_LOGITS = rm.token_logps(policy, batch, cfg), full
+        cached = max(cached, (truth[0] - batch["old_logp"][batch["mask"]]).abs().max().item())
+        plain = max([plain] + [(a - b).abs().max().item() for a, b in zip(truth, whole)])
+        chunked = max([chunked] + [(a - b).abs().max().item() for a, b in zip(truth, pieces)])
+    micro = gradient(trajs, policy, cfg)
+    rm.MICRO_TOKENS, rm.CHUNK_LOGITS = 10 ** 9, 10 ** 12
+    whole = gradient(trajs, policy, cfg)
+    print(f"largest differences over {sum(sum(traj.mask) for traj in trajs)} tokens: log-probs of the cached rollout and of "
+          f"a fresh pass {cached:.1e}; trained-only log-probs and entropies {plain:.1e}, in chunks of 7 tokens {chunked:.1e}; "
+          f"gradient by micro-batches and whole {(micro - whole).abs().max():.1e} (its largest entry {whole.abs().max():.1e})")
+
+
 def peak_memory(args):  # of a process that only does its side's work, after the libraries were loaded
     policy, tok, optimizer, cfg = load(args)
     for i in range(3):
@@ -143,7 +182,8 @@ if __name__ == "__main__":
     for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16), ("max-new-tokens", 32),
                           ("rounds", 10), ("threads", 2), ("memory-of", "")):
         parser.add_argument("--" + name, type=type(default), default=default)
-    parser.add_argument("--growth", action="store_true")
+    for name in ("growth", "agree"):
+        parser.add_argument("--" + name, action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    peak_memory(args) if args.memory_of else growth(args) if args.growth else compare(args)
+    peak_memory(args) if args.memory_of else growth(args) if args.growth else agree(args) if args.agree else compare(args)

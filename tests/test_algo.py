@@ -7,6 +7,7 @@ import torch
 
 import plots
 import ragen_mini as rm
+from conftest import random_llama
 
 
 def config(**options):
@@ -144,13 +145,33 @@ def test_values_are_of_the_context_before_the_token_and_flat(cfg, trajs):
     assert value[5].item() == pytest.approx(alone.item(), abs=1e-5)
 
 
-def test_rollout_entropy_and_logp_are_the_training_ones(llama, cfg, trajs):
-    """The KV-cached rollout against a fresh full forward."""
+def test_chunks_change_neither_values_nor_gradient(llama, cfg, trajs, monkeypatch):
+    batch, results = rm.collate(trajs, "cpu"), []
+    for tokens in (10 ** 6, 7):  # of a chunk
+        monkeypatch.setattr(rm, "CHUNK_LOGITS", tokens * llama.config.vocab_size)
+        llama.zero_grad()
+        logp, entropy = rm.token_logps(llama, batch, cfg)
+        (logp.sum() + 0.1 * entropy.sum()).div(len(logp)).backward()
+        results.append((logp, entropy, torch.cat([p.grad.flatten() for p in llama.parameters()])))
+    llama.zero_grad()
+    for whole, chunked in zip(*results):
+        assert torch.allclose(whole, chunked, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [4, 2])  # 2: two query heads share one key head, as in SmolLM2 and Qwen2.5
+def test_cached_rollout_against_a_fresh_full_forward(tok, cfg, heads):
+    """Rows end their turns at different tokens, read observations of different lengths, leave the batch."""
+    llama = random_llama(len(tok), num_key_value_heads=heads, tie_word_embeddings=True)
+    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 4, cfg, 0, 1.5)
+    assert len({turn["tokens"] for traj in trajs for turn in traj.turns}) > 3, "else the test shows nothing"
     for traj in trajs:
         batch = rm.collate([traj], "cpu")
-        logp, entropy = rm.token_logps(llama, batch, cfg)
+        with torch.no_grad():
+            logits = llama(input_ids=batch["ids"]).logits[:, :-1][batch["mask"]] / 1.5
+        truth = torch.distributions.Categorical(logits=logits)
+        logp = truth.log_prob(batch["ids"][:, 1:][batch["mask"]])
         assert torch.allclose(logp, batch["old_logp"][batch["mask"]], atol=1e-4)
-        assert entropy.sum().item() == pytest.approx(traj.entropy, rel=1e-4)
+        assert truth.entropy().sum().item() == pytest.approx(traj.entropy, rel=1e-4)
 
 
 def test_micro_batches_cover_every_row_once_and_bound_the_padding(trajs, monkeypatch):

@@ -7,6 +7,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel
 
+import bench
 import envs
 import ragen_mini as rm
 from conftest import Scripted, random_llama
@@ -46,24 +47,31 @@ def test_parser_is_fast_on_hostile_input():
 
 
 def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatch):
-    """Record what was sampled, compare with what the trajectories hold and with the mask after collate."""
-    sampled, real = {}, rm.write
-    live = []
-    def spy(*args):
-        out = real(*args)
-        live.append(out[0])
-        return out
-    monkeypatch.setattr(rm, "write", spy)
+    """Record what was sampled for whom, compare with what the trajectories hold and with the mask after collate."""
+    all, readers, sampled = [], [], {}
+    begin, read, multinomial = rm.begin, rm.read, torch.multinomial
+
+    def spy_begin(*args):
+        all.append(begin(*args))
+        return all[-1]
+
+    def spy_read(policy, cache, trajs, rows, temperature):  # the next tokens are for these
+        readers[:] = [trajs[row] for row in rows] if sampled else all  # the first message is read once a group
+        return read(policy, cache, trajs, rows, temperature)
+
+    def spy_multinomial(*args, **kwargs):
+        ids = multinomial(*args, **kwargs)
+        for traj, (token,) in zip(readers, ids.tolist(), strict=True):
+            sampled[id(traj)] = sampled.get(id(traj), []) + [token]
+        return ids
+    monkeypatch.setattr(rm, "begin", spy_begin)
+    monkeypatch.setattr(rm, "read", spy_read)
+    monkeypatch.setattr(torch, "multinomial", spy_multinomial)
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 2, cfg, 0, 1.0)
-    alive = list(range(len(trajs)))
-    for k, answers in enumerate(live):
-        for i, answer in zip(alive, answers):
-            sampled[i] = sampled.get(i, []) + answer
-        alive = [i for i in alive if len(trajs[i].turns) > k + 1]
     batch = rm.collate(trajs, "cpu")
     for i, traj in enumerate(trajs):
-        assert written(traj) == sampled[i]
-        assert batch["ids"][i, 1:][batch["mask"][i]].tolist() == sampled[i]
+        assert written(traj) == sampled[id(traj)]
+        assert batch["ids"][i, 1:][batch["mask"][i]].tolist() == sampled[id(traj)]
 
 
 def test_bookkeeping_of_one_episode(play, tok, cfg):
@@ -197,6 +205,17 @@ def test_batch_of_one_equals_batch_of_eight(llama, tok, cfg):
         alone, = rm.rollout(llama, tok, "sokoban", [seed], 1, cfg, 0, 0.0)
         assert alone.ids == traj.ids and alone.R == traj.R
         assert torch.allclose(torch.tensor(alone.old_logp), torch.tensor(traj.old_logp), atol=1e-4)
+
+
+def test_greedy_rollout_is_what_generate_writes(llama, tok, cfg):
+    """transformers' own `generate`, called for every turn on the whole history, is the independent truth."""
+    llama.generation_config.eos_token_id = None
+    seeds = list(range(300, 308))
+    ours = rm.rollout(llama, tok, "frozenlake", seeds, 1, cfg, 0, 0.0)
+    cfg.env, cfg.rollouts = "frozenlake", 1
+    theirs = bench.student_rollout(llama, tok, cfg, seeds, 0, do_sample=False)
+    assert [traj.ids for traj in ours] == [traj.ids for traj in theirs]
+    assert [traj.R for traj in ours] == [traj.R for traj in theirs]
 
 
 def test_finished_episodes_never_grow(llama, tok, cfg):

@@ -95,8 +95,8 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone(folder):
     changed = {k for k in vars(base) if vars(base)[k] != vars(s)[k]} - {"starpo_s"}
     assert changed == {"keep", "kl_coef", "clip_high"} and (s.keep, s.kl_coef, s.clip_high) == (0.25, 0.0, 0.28)
     assert rm.parse_config(["--starpo-s", "--keep", "0.5", "--device", "cpu"]).keep == 0.5
-    assert "never clipped" in rm.explain(s) and "KL off" in rm.explain(s) and "keeps 2 of 8" in rm.explain(s)
-    assert "clipped to 0.8..1.2" in rm.explain(base)
+    assert "never clipped" in plots.explain(s) and "KL off" in plots.explain(s) and "keeps 2 of 8" in plots.explain(s)
+    assert "clipped to 0.8..1.2" in plots.explain(base)
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def test_command_line_as_a_process(tmp_path, folder):
 
 def test_learning_on_a_toy(tmp_path, folder, monkeypatch):
     """An executable claim: where the token 'Up' pays, a random model learns to write it."""
-    def toy(traj, answer, logp, tok, cfg):
-        traj.add(answer, logp)
+    def toy(traj, tok, cfg):
+        answer = traj.ids[traj.start:]
         reward = sum(token == tok.convert_tokens_to_ids("Up") for token in answer) / cfg.max_new_tokens
         traj.reward[-1], traj.R, traj.done = reward, reward, True
         traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer)))
