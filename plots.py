@@ -43,7 +43,7 @@ def eval_line(name, p, config):  # -> "frozenlake 0.41 [0.35, 0.47]  random 0.21
     return name + " {:.2f} [{:.2f}, {:.2f}]  random {:.2f}  optimal {:.2f}".format(*numbers)
 
 def explain(cfg):  # -> what the flags mean for the objective, in words
-    kept = max(1, int(cfg.keep * cfg.prompts))
+    kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))
     updates = -(-kept * cfg.rollouts // cfg.batch) * cfg.epochs * cfg.online_k  # rounded up
     clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}" if updates > 1 else "1, never clipped"
     return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
@@ -52,9 +52,10 @@ def explain(cfg):  # -> what the flags mean for the objective, in words
 def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md says what each means
     turns, tokens = [turn for traj in trajs for turn in traj.turns], sum(sum(traj.mask) for traj in trajs)
     kl = [batch["kl"][batch["mask"]].mean().item() for batch in batches if "kl" in batch]
-    thoughts = [len(turn["answer"].rpartition("</think>")[0].split()) for turn in turns]
+    thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
     row = dict(reward=R.mean(), reward_std=R.std(1, correction=0).mean(), kl=np.mean(kl or 0),
-               success=np.mean([traj.success for traj in trajs]), think_length=np.mean(thoughts),
+               success=np.mean([traj.success for traj in trajs]),
+               think_length=np.mean([len(thought.split()) for thought in thoughts]),
                entropy=sum(traj.entropy for traj in trajs) / tokens, response_length=tokens / len(trajs),
                valid=np.mean([turn["valid"] for turn in turns]), turns=len(turns) / len(trajs),
                **{key: np.mean([step[key] for step in steps]) for key in (steps or [{}])[0]})
@@ -126,10 +127,10 @@ def curves(runs, out=None):  # -> Path of the picture
     if all((c["env"], c["success_rate"]) == (config["env"], config["success_rate"]) for c, _ in loaded):
         draw_yardsticks(axes[0, 0], config)
     axes[0, 0].set_ylim(0, 1.1)
-    axes[0, 0].legend(fontsize=7, loc="upper left")
+    axes[0, 0].legend(fontsize=7, loc="best")
     axes[0, 1].legend(fontsize=7)
     title = f"{config['env']}, {config['model']}" + f", {config['algo']}" * (len(runs) == 1)
-    fig.suptitle(f"{title}: thin, as measured; thick, moving average", fontsize=10)
+    fig.suptitle(f"{title}: faint, as measured; strong, moving average", fontsize=10)
     fig.savefig(out, dpi=110)
     plt.close(fig)
     return out

@@ -5,9 +5,10 @@ history, then padded updates on logits of every token, old log-probs from a pass
     python tests/bench.py --growth    how time grows with P*N and with the number of turns
     python tests/bench.py --agree     by how much the fast paths differ from the plain ones
 
-Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, in one process, taking
-turns; peak memory from a process of its own for each side. The peers of the project (a folder `frozenlake_sft`) are read with the
-texts that they were trained on. No test asserts a time.
+Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, on the CPU, in one process,
+taking turns; they sample different answers, hence also the time per token. Peak memory: resident set of a process that
+does one side's work alone (Linux). A model folder called frozenlake_sft was trained on other texts than ours: it gets
+those. No test asserts a time.
 """
 import argparse
 import os
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+import transformers
 
 import envs
 import ragen_mini as rm
@@ -29,8 +31,8 @@ import ragen_mini as rm
 SYSTEM = "<|im_start|>system\nYou are solving the FrozenLake puzzle. Avoid the holes and go to the target.<|im_end|>\n"
 
 
-def speak_like_the_peers(tok):
-    """frozenlake_sft knows one system message and no instructions, and counts its actions without "You have"."""
+def speak_like_frozenlake_sft(tok):
+    """It knows one system message and no instructions, and counts its actions without "You have"."""
     message = rm.message
     rm.message = lambda *args: message(*args).replace("You have ", "")
     tok.chat_template = SYSTEM + rm.TEMPLATE
@@ -95,8 +97,9 @@ def load(args, **changes):  # -> policy, tokenizer, optimizer with learning rate
     cfg = rm.Config(env=args.env, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, prompts=args.prompts,
                     rollouts=args.rollouts, max_new_tokens=args.max_new_tokens, **changes)
     policy, _, _, optimizer, tok = rm.load_models(cfg)
+    policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of the model's maker
     if "frozenlake_sft" in args.model:
-        speak_like_the_peers(tok)
+        speak_like_frozenlake_sft(tok)
     optimizer.param_groups[0]["lr"] = 0.0
     return policy, tok, optimizer, cfg
 
@@ -105,14 +108,15 @@ def compare(args):
     policy, tok, optimizer, cfg = load(args)
     times = {"ours": [], "generate": []}
     for i in range(args.rounds + 1):  # the first round warms up
-        for side in times:
+        for side in list(times)[::1 if i % 2 else -1]:  # taking turns at going first
             times[side].append(iteration(side, policy, tok, optimizer, cfg, i))
     median, each = {}, {}
     for side, rows in times.items():
         rollout, update, tokens = np.array(rows[1:]).T
         each[side] = np.array([rollout + update, rollout, update, (rollout + update) / tokens])
         median[side] = np.median(each[side], axis=1)
-        memory = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--memory-of", side], capture_output=True, text=True)
+        memory = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--memory-of", side], stdout=subprocess.PIPE,
+                                text=True, check=True)
         print(f"{side:9} {median[side][0]:6.2f} s an iteration = rollout {median[side][1]:.2f} + update {median[side][2]:.2f}; "
               f"{np.median(tokens):.0f} tokens, {np.median(tokens / rollout):.0f} tokens/s in the rollout, "
               f"{1e6 * median[side][3]:.0f} ms per 1,000 tokens; peak {memory.stdout.strip()} MiB", flush=True)
@@ -157,7 +161,7 @@ def agree(args):
           f"gradient by micro-batches and whole {(micro - whole).abs().max():.1e} (its largest entry {whole.abs().max():.1e})")
 
 
-def peak_memory(args):  # of a process that only does its side's work, after the libraries were loaded
+def peak_memory(args):  # of a process that only does its side's work
     policy, tok, optimizer, cfg = load(args)
     for i in range(3):
         iteration(args.memory_of, policy, tok, optimizer, cfg, i)
@@ -166,8 +170,8 @@ def peak_memory(args):  # of a process that only does its side's work, after the
 
 def growth(args):
     """Answers of exactly max_new_tokens and no ends of turn: every episode is as long as it can be."""
-    rm.end_of_turn = lambda *_: -1
     policy, tok, optimizer, cfg = load(args, max_turns=10)  # tells at once if the model's context is too short
+    rm.end_of_turn = lambda *_: -1  # only now: the embedded model may just have been made
     sizes = [args.prompts * 2 ** i for i in range(-3, 3) if args.prompts * 2 ** i >= 1]
     for title, settings in (("P*N", [(int(P), 5) for P in sizes]), ("turns", [(args.prompts, k) for k in (1, 2, 5, 10)])):
         for cfg.prompts, cfg.max_turns in settings:

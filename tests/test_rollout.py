@@ -1,5 +1,6 @@
 """Token bookkeeping: who wrote what, what is trained, where the rewards land."""
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,6 @@ import bench
 import envs
 import ragen_mini as rm
 from conftest import Scripted, random_llama
-
-GO = "I go.</think><answer>Down</answer>".replace("go", "try")
 
 
 def written(traj):
@@ -225,13 +224,20 @@ def test_finished_episodes_never_grow(llama, tok, cfg):
         assert sum(turn["valid"] for turn in traj.turns) <= 1, "one pull"
 
 
-def test_self_check_catches_a_broken_mask(llama, tok, cfg):
+def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
     cfg.rollouts = 2
     rm.self_check(trajs, llama, cfg)
     trajs[0].old_logp = [x - 0.1 for x in trajs[0].old_logp]
     with pytest.raises(AssertionError, match="ratio"):
         rm.self_check(trajs, llama, cfg)
+    llama = copy.deepcopy(llama)  # a model that rescales its logits, as Granite, Cohere and Gemma 2 do
+    forward = llama.forward
+    llama.forward = lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits / 4)
+    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
+    with pytest.raises(AssertionError, match="rescales"):
+        rm.self_check(trajs, llama, cfg)
+    llama.forward = forward
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
     trajs[0].mask[-1] = False
     with pytest.raises(AssertionError):

@@ -65,8 +65,14 @@ def test_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(tmp
 def test_nothing_is_overwritten(tmp_path, folder):
     first, _ = run(tmp_path, folder)
     before = (first / "log.jsonl").read_bytes()
-    run(tmp_path, folder)
+    run(tmp_path, folder, "--out", f"{first}/")
     assert (first / "log.jsonl").read_bytes() == before and (tmp_path / "run-2" / "log.jsonl").exists()
+
+
+def test_a_checkpoint_brings_the_settings_of_its_run(tmp_path, folder):
+    out, _ = run(tmp_path, folder, "--env", "sokoban", "--algo", "grpo", "--iterations", 1)
+    cfg = rm.parse_config(["--model", f"{out}/checkpoint/", "--iterations", "7"])
+    assert (cfg.env, cfg.algo, cfg.max_new_tokens, cfg.lr, cfg.iterations, cfg.out) == ("sokoban", "grpo", 12, 1e-3, 7, "")
 
 
 def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, folder, monkeypatch):
@@ -111,7 +117,7 @@ def no_template(tmp_path, tok):
 @pytest.mark.parametrize("flags, says", [
     ("--foo 1", "--help"), ("--env chess", "frozenlake"), ("--keep 0", "above 0"), ("--keep 1.5", "at most 1"),
     ("--rollouts 0", "above 0"), ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "ppo or grpo"), ("--eval-envs bandit,chess", "chess"), ("--lr nan", "above 0"), ("--prompts two", "int"),
+    ("--algo dpo", "ppo or grpo"), ("--eval-envs bandit,chess", "chess"), ("--lr nan", "above 0"), ("--lr inf", "at most"), ("--seed -1", "at least 0"), ("--prompts two", "int"),
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),
     ("--model {folder} --max-new-tokens 5000", "--max-new-tokens"), ("--device cuda", "cpu"), ("--device moon", "cpu")])
 def test_bad_input_is_one_line_and_exit_code_2(flags, says, tmp_path, folder, no_template, capsys):
