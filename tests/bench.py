@@ -93,9 +93,9 @@ def iteration(side, policy, tok, optimizer, cfg, seed):  # -> seconds of the rol
     return middle - start, time.perf_counter() - middle, sum(sum(traj.mask) for traj in trajs)
 
 
-def load(args, **changes):  # -> policy, tokenizer, optimizer with learning rate 0, cfg
+def load(args):  # -> policy, tokenizer, optimizer with learning rate 0, cfg
     cfg = rm.Config(env=args.env, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, prompts=args.prompts,
-                    rollouts=args.rollouts, max_new_tokens=args.max_new_tokens, **changes)
+                    rollouts=args.rollouts, max_new_tokens=args.max_new_tokens)
     policy, _, _, optimizer, tok = rm.load_models(cfg)
     policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of the model's maker
     if "frozenlake_sft" in args.model:
@@ -148,29 +148,30 @@ def agree(args):
             target, full = batch["ids"][:, 1:][batch["mask"]], rm.CHUNK_LOGITS
             truth = logp.gather(1, target[:, None])[:, 0], torch.distributions.Categorical(logits=logp).entropy()
             whole = rm.token_logps(policy, batch, cfg)
-            rm.CHUNK_LOGITS = 7 * policy.config.vocab_size
+            rm.CHUNK_LOGITS = 64 * policy.config.vocab_size
             pieces, rm.CHUNK_LOGITS = rm.token_logps(policy, batch, cfg), full
         cached = max(cached, (truth[0] - batch["old_logp"][batch["mask"]]).abs().max().item())
         plain = max([plain] + [(a - b).abs().max().item() for a, b in zip(truth, whole)])
-        chunked = max([chunked] + [(a - b).abs().max().item() for a, b in zip(truth, pieces)])
+        chunked = max([chunked] + [(a - b).abs().max().item() for a, b in zip(whole, pieces)])
     micro = gradient(trajs, policy, cfg)
     rm.MICRO_TOKENS, rm.CHUNK_LOGITS = 10 ** 9, 10 ** 12
     whole = gradient(trajs, policy, cfg)
     print(f"largest differences over {sum(sum(traj.mask) for traj in trajs)} tokens: log-probs of the cached rollout and of "
-          f"a fresh pass {cached:.1e}; trained-only log-probs and entropies {plain:.1e}, in chunks of 7 tokens {chunked:.1e}; "
+          f"a fresh pass {cached:.1e}; log-probs and entropies of trained tokens only and of all {plain:.1e}; in chunks of "
+          f"64 tokens and whole {chunked:.1e}; "
           f"gradient by micro-batches and whole {(micro - whole).abs().max():.1e} (its largest entry {whole.abs().max():.1e})")
 
 
 def peak_memory(args):  # of a process that only does its side's work
     policy, tok, optimizer, cfg = load(args)
-    for i in range(3):
+    for i in range(2):
         iteration(args.memory_of, policy, tok, optimizer, cfg, i)
     print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) // 1024)  # Linux
 
 
 def growth(args):
     """Answers of exactly max_new_tokens and no ends of turn: every episode is as long as it can be."""
-    policy, tok, optimizer, cfg = load(args, max_turns=10)  # tells at once if the model's context is too short
+    policy, tok, optimizer, cfg = load(args)
     rm.end_of_turn = lambda *_: -1  # only now: the embedded model may just have been made
     sizes = [args.prompts * 2 ** i for i in range(-3, 3) if args.prompts * 2 ** i >= 1]
     for title, settings in (("P*N", [(int(P), 5) for P in sizes]), ("turns", [(args.prompts, k) for k in (1, 2, 5, 10)])):

@@ -196,6 +196,18 @@ def test_readme_commands_exist():
         assert (ROOT / name).exists(), name
 
 
+def test_readme_speed_is_that_of_the_log():
+    """Seconds and ratios in README's speed tables stand in figures/bench.txt."""
+    readme, log = (ROOT / "README.md").read_text(), (ROOT / "figures" / "bench.txt").read_text()
+    section = readme[readme.index("## Speed and memory"):readme.index("**Which GPU?**")]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    numbers = re.findall(r"\d+\.\d\d|\d+(?= MiB)", table)
+    assert len(numbers) > 25
+    for number in numbers:
+        assert number in log or number == "0.64", number  # the ratio of the two peaks
+    assert "tests/bench.py" in section
+
+
 def test_readme_environment_example_works(cfg, tok, play):
     """The world that README defines in a code block is played through the real rollout."""
     code = next(b for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S) if "(envs.Env)" in b)
