@@ -47,15 +47,15 @@ def test_parser_is_fast_on_hostile_input():
 
 def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatch):
     """Record what was sampled for whom, compare with what the trajectories hold and with the mask after collate."""
-    all, readers, sampled = [], [], {}
+    begun, readers, sampled = [], [], {}
     begin, read, multinomial = rm.begin, rm.read, torch.multinomial
 
     def spy_begin(*args):
-        all.append(begin(*args))
-        return all[-1]
+        begun.append(begin(*args))
+        return begun[-1]
 
     def spy_read(policy, cache, trajs, rows, temperature):  # the next tokens are for these
-        readers[:] = [trajs[row] for row in rows] if sampled else all  # the first message is read once a group
+        readers[:] = [trajs[row] for row in rows] if sampled else begun  # the first message is read once a group
         return read(policy, cache, trajs, rows, temperature)
 
     def spy_multinomial(*args, **kwargs):
