@@ -4,6 +4,7 @@ history, then padded updates on logits of every token, old log-probs from a pass
     python tests/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--rounds n]
     python tests/bench.py --growth    how time grows with P*N and with the number of turns
     python tests/bench.py --agree     by how much the fast paths differ from the plain ones
+    python tests/bench.py --activations     memory a token of the backward pass, for README's table of cards
 
 Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, on the CPU, in one process,
 taking turns; they sample different answers, hence also the time per token. Peak memory: resident set of a process that
@@ -110,16 +111,16 @@ def compare(args):
     for i in range(args.rounds + 1):  # the first round warms up
         for side in list(times)[::1 if i % 2 else -1]:  # taking turns at going first
             times[side].append(iteration(side, policy, tok, optimizer, cfg, i))
-    median, each = {}, {}
+    each = {}
     for side, rows in times.items():
         rollout, update, tokens = np.array(rows[1:]).T
         each[side] = np.array([rollout + update, rollout, update, (rollout + update) / tokens])
-        median[side] = np.median(each[side], axis=1)
+        median = np.median(each[side], axis=1)
         memory = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--memory-of", side], stdout=subprocess.PIPE,
                                 text=True, check=True)
-        print(f"{side:9} {median[side][0]:6.2f} s an iteration = rollout {median[side][1]:.2f} + update {median[side][2]:.2f}; "
+        print(f"{side:9} {median[0]:6.2f} s an iteration = rollout {median[1]:.2f} + update {median[2]:.2f}; "
               f"{np.median(tokens):.0f} tokens, {np.median(tokens / rollout):.0f} tokens/s in the rollout, "
-              f"{1e6 * median[side][3]:.0f} ms per 1,000 tokens; peak {memory.stdout.strip()} MiB", flush=True)
+              f"{1e6 * median[3]:.0f} ms per 1,000 tokens; peak {memory.stdout.strip()} MiB", flush=True)
     for name, row in zip(("iteration", "rollout", "update", "per token"), each["ours"] / each["generate"]):
         print(f"ours / generate, {name:9} {np.median(row):.2f}  (of {len(row)} rounds: {row.min():.2f} to {row.max():.2f})")
 
@@ -170,16 +171,42 @@ def peak_memory(args):  # of a process that only does its side's work
 
 
 def growth(args):
-    """Answers of exactly max_new_tokens and no ends of turn: every episode is as long as it can be."""
+    """Full length: answers of exactly max_new_tokens, no ends of turn, invalid: every episode lasts to its last turn."""
     policy, tok, optimizer, cfg = load(args)
-    rm.end_of_turn = lambda *_: -1  # only now: the embedded model may just have been made
-    sizes = [args.prompts * 2 ** i for i in range(-3, 3) if args.prompts * 2 ** i >= 1]
-    for title, settings in (("P*N", [(int(P), 5) for P in sizes]), ("turns", [(args.prompts, k) for k in (1, 2, 5, 10)])):
+    end_of_turn = rm.end_of_turn  # replaced only now: the embedded model may just have been made
+    sizes = [(args.prompts * 2 ** i // 8, 5) for i in range(6) if args.prompts * 2 ** i >= 8]
+    turns = [(args.prompts, k) for k in (1, 2, 5, 10)]
+    for title, side, settings in (("full length", "ours", sizes), ("full length", "ours", turns),
+                                  ("full length", "generate", turns[2:]), ("real episodes", "ours", turns)):
+        rm.end_of_turn = end_of_turn if title == "real episodes" else lambda *_: -1
         for cfg.prompts, cfg.max_turns in settings:
-            rows = [iteration("ours", policy, tok, optimizer, cfg, i)[:2] for i in range(args.rounds + 1)]
+            rows = [iteration(side, policy, tok, optimizer, cfg, i)[:2] for i in range(args.rounds + 1)]
             rollout, update = np.median(rows[1:], axis=0)  # the first one warms up
-            print(f"{title}: {cfg.prompts * cfg.rollouts:4} trajectories, {cfg.max_turns:2} turns of {cfg.max_new_tokens} tokens: "
-                  f"rollout {rollout:.2f} s, update {update:.2f} s", flush=True)
+            print(f"{title}, {side}: {cfg.prompts * cfg.rollouts} trajectories, {cfg.max_turns} turns of {cfg.max_new_tokens} "
+                  f"tokens: rollout {rollout:.2f} s, update {update:.2f} s", flush=True)
+
+
+def activations():
+    """Bytes a token that the forward pass keeps for the backward one, under bf16 autocast, random weights: the slope
+    between 128 and 256 tokens, in which the bf16 copies of the weights cancel."""
+    shapes = {"SmolLM2-135M": transformers.LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3),
+              "Qwen2.5-0.5B": transformers.Qwen2Config(
+        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)}
+    for name, config in shapes.items():
+        config.vocab_size, body = 1000, transformers.AutoModel.from_config(config)  # the logits are counted apart
+        kept = []
+        for T in (128, 256):
+            storages = {}
+
+            def pack(x):
+                storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+                return x
+            with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+                hidden = body(input_ids=torch.randint(1000, (1, T)), use_cache=False).last_hidden_state
+            kept.append(sum(storages.values()))
+            del hidden
+        print(f"{name}: {(kept[1] - kept[0]) / 128 / 1e6:.2f} MB a token")
 
 
 if __name__ == "__main__":
@@ -187,8 +214,12 @@ if __name__ == "__main__":
     for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16), ("max-new-tokens", 32),
                           ("rounds", 10), ("threads", 2), ("memory-of", "")):
         parser.add_argument("--" + name, type=type(default), default=default)
-    for name in ("growth", "agree"):
+    for name in ("growth", "agree", "activations"):
         parser.add_argument("--" + name, action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    peak_memory(args) if args.memory_of else growth(args) if args.growth else agree(args) if args.agree else compare(args)
+    if args.activations:
+        activations()
+    else:
+        mode = peak_memory if args.memory_of else growth if args.growth else agree if args.agree else compare
+        mode(args)

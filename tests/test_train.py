@@ -197,15 +197,22 @@ def test_readme_commands_exist():
 
 
 def test_readme_speed_is_that_of_the_log():
-    """Seconds and ratios in README's speed tables stand in figures/bench.txt."""
+    """The rows of README's speed tables, rebuilt from the output in figures/bench.txt."""
     readme, log = (ROOT / "README.md").read_text(), (ROOT / "figures" / "bench.txt").read_text()
-    section = readme[readme.index("## Speed and memory"):readme.index("**Which GPU?**")]
-    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
-    numbers = re.findall(r"\d+\.\d\d|\d+(?= MiB)", table)
-    assert len(numbers) > 25
-    for number in numbers:
-        assert number in log or number == "0.64", number  # the ratio of the two peaks
-    assert "tests/bench.py" in section
+    sides = re.findall(r"^(?:ours|generate) +(.*) s an iteration = rollout (.*) \+ update (.*); .*; .* in the rollout, (.*) ms per .*"
+                       r"peak (.*) MiB$", re.sub("tokens, ", "tokens; ", log), re.M)
+    assert len(sides) == 4, "ours and generate, for the small model and for SmolLM2"
+    for name, (total, rollout, update, ms, peak) in zip(("this code", "`generate`"), sides[:2]):
+        assert f"| {name} | {total} s | {rollout} s | {update} s | {ms} ms | {peak} MiB |" in readme
+    for name, row in zip(("this code", "`generate`"), sides[2:]):
+        total, rollout, update, ms, peak = map(float, row)
+        assert f"| {name} | {total:.1f} s | {rollout:.1f} s | {update:.1f} s | {ms / 1000:.1f} s | {peak / 1024:.1f} GiB |" in readme
+    ratios = re.findall(r"^ours / generate, [a-z ]+? +(.*)  \(of 10 rounds: (.*) to (.*)\)$", log, re.M)
+    assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in readme
+    growth = dict(re.findall(r"^(full length, .*) of 32 tokens: rollout (.*) s, update", log, re.M))
+    for side in ("ours", "generate"):
+        five, ten = (growth[f"full length, {side}: 128 trajectories, {k} turns"] for k in (5, 10))
+        assert f"{float(ten) / float(five):.1f} times" in readme and five in readme and ten in readme
 
 
 def test_readme_environment_example_works(cfg, tok, play):
