@@ -207,7 +207,7 @@ def test_readme_speed_is_that_of_the_log():
     for name, row in zip(("this code", "`generate`"), sides[2:]):
         total, rollout, update, ms, peak = map(float, row)
         assert f"| {name} | {total:.1f} s | {rollout:.1f} s | {update:.1f} s | {ms / 1000:.1f} s | {peak / 1024:.1f} GiB |" in readme
-    ratios = re.findall(r"^ours / generate, [a-z ]+? +(.*)  \(of 10 rounds: (.*) to (.*)\)$", log, re.M)
+    ratios = re.findall(r"^ours / generate, [a-z ]+ ([\d.]+)  \(of 10 rounds: (.*) to (.*)\)$", log, re.M)
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in readme
     growth = dict(re.findall(r"^(full length, .*) of 32 tokens: rollout (.*) s, update", log, re.M))
     for side in ("ours", "generate"):
