@@ -2,10 +2,8 @@
 
     python plots.py curves RUN [RUN ...] [--out FILE]   one dashboard, runs overlaid (default: RUN/curves.png)
 """
-import argparse
-import json
-import math
-import sys
+import argparse, contextlib, itertools, json, math, sys
+from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib
@@ -13,12 +11,16 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+from tqdm import tqdm
 
 import envs
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; line styles repeat the code in grey print
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", "-.", ":"]
+LOGS = "log.jsonl", "samples.jsonl"
+MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # options beside --resume
 PANELS = [  # column of log.jsonl, title, logarithmic?
     ("success", "success rate", False),
     ("reward", "return of an episode (training)", False),
@@ -27,6 +29,10 @@ PANELS = [  # column of log.jsonl, title, logarithmic?
     ("grad_norm", "gradient norm before clipping", True),
     ("response_length", "tokens written per episode", False),
 ]
+
+def need(condition, message):  # what the user can put right is one line on the terminal and exit code 2
+    if not condition:
+        raise SystemExit(tqdm.write(message, file=sys.stderr) or 2)
 
 def interval(p, n, z=1.96):  # -> low, high
     """Wilson's 95% interval of a success rate p that was measured on n episodes."""
@@ -62,18 +68,74 @@ def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md 
     return {key: round(float(x), 6) for key, x in row.items()} | {
         "updates": len(steps), "kept": sum(len(batch["ids"]) for batch in batches), "tokens": tokens}
 
+def warn_of_collapse(rows):
+    """Once a run, by the early signs of Sec. 4.1: marks the row and says so. It never stops the run."""
+    std, norm, valid = (column(rows, key)[1] for key in ("reward_std", "grad_norm", "valid"))
+    if len(std) < 10 or any("collapse" in row for row in rows):
+        return
+    signs = {"the in-group reward std is below 10% of its start": std[-5:].mean() < 0.1 * std[:5].mean(),
+             "the gradient norm is over 10 times its median": len(norm) and norm[-1] > 10 * np.median(norm),
+             "fewer than half of the turns are valid": valid[-5:].mean() < 0.5 <= valid[:5].mean()}
+    if any(signs.values()):
+        rows[-1]["collapse"] = next(sign for sign, seen in signs.items() if seen)
+        tqdm.write(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
+
+def open_run(cfg, parts):  # -> folder, log.jsonl, samples.jsonl, rows of the log so far
+    """A new folder, for nothing is ever overwritten; or that of --resume, as it was when it saved."""
+    saved, out = restore(cfg.resume, parts, cfg) if cfg.resume else {}, Path(cfg.resume)
+    if not cfg.resume:
+        name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
+        out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
+        out.mkdir(parents=True)
+    cfg.out, cfg.resume = str(out), ""
+    (out / "config.new").write_text(json.dumps(asdict(cfg), indent=1))
+    (out / "config.new").replace(out / "config.json")
+    files = [open(out / name, "w") for name in LOGS]
+    for file, name in zip(files, LOGS):
+        print(saved.get(name, ""), end="", file=file, flush=True)
+    return out, *files, [json.loads(line) for line in saved.get(LOGS[0], "").splitlines()]
+
+def save(out, tok, parts, cfg):  # parts: policy, critic, optimizer
+    """RUN/checkpoint: a Hugging Face folder, and in trainer.pt all that --resume needs, the logs included.
+    Written beside the old files, then put in their place: whole ones are there whenever the program dies."""
+    saved = {name: part and part.state_dict() for name, part in parts.items()} | {
+        "config": asdict(cfg) | {"out": ""}}
+    new, old = out / "checkpoint.new", out / "checkpoint"
+    try:
+        for part in (parts["policy"], tok):
+            part.save_pretrained(new)
+        torch.save(saved | {name: (out / name).read_text() for name in LOGS}, new / "trainer.pt")
+    except Exception as error:  # a full disk: each library has an exception of its own for it
+        need(False, f"cannot save ({error}). Make room, then go on from the last checkpoint: --resume {out}")
+    old.mkdir(exist_ok=True)
+    for file in sorted(new.iterdir(), key=lambda file: file.name == "trainer.pt"):  # last: it decides
+        file.replace(old / file.name)
+    new.rmdir()
+
+def restore(run, parts, cfg):  # -> what `save` saved
+    file = Path(run, "checkpoint/trainer.pt")
+    if not file.exists() and len(load(run)[1]) < 2:
+        return {}  # killed before it was trained at all: from the start
+    try:
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        changed = {name for name, x in asdict(cfg).items() if saved["config"][name] != x}
+        need(changed <= MAY_CHANGE, f"{run}/config.json is not that of its checkpoint: put it back")
+        for name, part in parts.items():
+            part and part.load_state_dict(saved[name])
+    except Exception as error:
+        need(False, f"{file} cannot be used ({type(error).__name__}): {run} must be started anew")
+    return saved
+
 def load(run):  # -> config, rows
     """A run folder; a last line that was cut off in mid-write is left out."""
-    run, rows = Path(run), []
-    complete = (run / "log.jsonl").exists() and (run / "config.json").exists()
-    if not complete:
-        raise SystemExit(print(f"plots.py: {run} is not the folder of a run", file=sys.stderr) or 2)
-    for line in (run / "log.jsonl").read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return json.loads((run / "config.json").read_text()), rows
+    def parse(text):
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+    files = [Path(run, name) for name in ("config.json", LOGS[0])]
+    need(all(file.is_file() for file in files), f"{run} is not the folder of a run")
+    config, *rows = map(parse, (files[0].read_text(), *files[1].read_text(errors="replace").splitlines()))
+    need(isinstance(config, dict), f"{files[0]} is damaged")
+    return config, list(itertools.takewhile(bool, rows))
 
 def column(rows, key):  # -> iterations, values; None becomes nan
     found = [(row["iteration"], row[key]) for row in rows if key in row]

@@ -7,9 +7,10 @@ B = P*N trajectories, T tokens of the longest, n tokens that the model wrote, V 
 ids are trained as they are, never decoded and encoded again; who wrote a token is recorded as it is appended,
 never reconstructed. In a (B,T-1) tensor, column t is about predicting token t+1.
 """
-import argparse, copy, functools, hashlib, inspect, itertools, json, os, re, shutil, sys, tempfile, time
+import argparse, contextlib, copy, functools, hashlib, inspect, json, math, os, re, shutil, signal, tempfile
+import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 import envs, plots
+from plots import need
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
@@ -39,10 +41,6 @@ PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_p
 MAY_BE_ZERO = "seed eval_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
 AT_MOST_ONE = "keep success_rate gamma lam clip_low".split()
 
-def need(condition, message):  # what the user can put right is one line on the terminal and exit code 2
-    if not condition:
-        raise SystemExit(print(f"ragen_mini.py: {message}", file=sys.stderr) or 2)
-
 @dataclass
 class Config:  # None: filled in by __post_init__. The comments are the texts of --help
     env: str = "frozenlake"  # environment to train on (python envs.py lists them)
@@ -56,6 +54,7 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
     eval_only: bool = False  # evaluate --model and stop
     save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (default runs/<env>-<algo>[-s]-seed<n>)
+    resume: str = ""  # folder of a run that was cut short: it goes on exactly, with its settings
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -108,9 +107,13 @@ def parse_config(argv=None):  # -> Config; the command line is made from its fie
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
                             help=texts[f.name] + f" [{default}]" * bool(default))
     given = vars(parser.parse_args(argv))
-    run = os.path.dirname(given.get("model", "").rstrip("/"))
-    known = run and Path(run, "log.jsonl").exists()  # RUN/checkpoint brings the settings of its run
-    return Config(**(plots.load(run)[0] | {"device": "auto", "out": ""} if known else {}) | given)
+    run = given.get("resume") or os.path.dirname(given.get("model", "").rstrip("/"))
+    known = "resume" in given or run and Path(run, "log.jsonl").exists()  # RUN/checkpoint: its run's settings
+    saved = plots.load(run)[0] | {"device": "auto", "out": ""} if known else {}
+    need(saved.keys() <= texts.keys(), f"{run} was made by another version of this program")
+    changed = " ".join(given.keys() - plots.MAY_CHANGE) if "resume" in given else ""
+    need(not changed, f"--resume goes on with the settings of {run}: leave out {changed}")
+    return Config(**saved | given)
 
 # ------------------------------------------------------ words in, actions out: a turn, and the trajectory
 START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag of an answer is in the prompt
@@ -133,32 +136,25 @@ def encode(tok, no_think, user, after_answer):  # -> ids
     text = re.sub(r"<think>\s*$", "", text.lstrip(" ")) + START[no_think]  # if the template opens the thought
     return tok(text, add_special_tokens=False).input_ids
 
-def end_of_turn(tok, cfg):  # -> id of the token with which the model ends its turn: sampled, hence trained
-    return encode(tok, cfg.no_think, ".", after_answer=True)[0]
-
 def parse_answer(text, actions, limit):  # -> at most `limit` actions; None: the answer is invalid
     """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; <answer>Down</answer> -> None"""
     match, known = SHAPE.fullmatch(text), {action.lower(): action for action in actions}
     chosen = [known.get(word.strip().lower()) for word in match[2].split("||")] if match else [None]
     return None if None in chosen else chosen[:limit]
 
-@dataclass
 class Trajectory:
     """tau = {s0, a0, r0, s1, ...} as tokens, in four lists that grow together; and what happened in turns."""
-    env: envs.Env
-    group: int                                  # which of the P prompts
-    left: int                                   # actions left
-    ids: list = field(default_factory=list)     # every token: messages and answers
-    mask: list = field(default_factory=list)    # did the model write it?
-    old_logp: list = field(default_factory=list)  # its log-prob when it was sampled, or 0
-    reward: list = field(default_factory=list)  # a turn's reward on the last token of its answer, else 0
-    turns: list = field(default_factory=list)   # dicts: state, answer, valid, reward, tokens
-    R: float = 0.0                              # eq. 2: the return, the sum of the turns' rewards
-    entropy: float = 0.0                        # summed over the model's tokens
-    seen: int = 0                               # how many ids the model has read: they are in the KV cache
-    start: int = 0                              # where the present answer begins
-    done: bool = False
-    success: bool = False
+    def __init__(self, name, group, seed, noise, tok, cfg):  # waits for its first answer
+        self.env = envs.make(name, success_rate=cfg.success_rate)
+        self.env.reset(seed, options={"noise": noise})
+        self.group, self.left = group, cfg.max_actions  # which of the P prompts; actions left
+        self.ids, self.mask = [], []  # every token: messages and answers; did the model write it?
+        self.old_logp, self.reward = [], []  # when sampled, or 0; a turn's, on its answer's last token
+        self.turns = []  # dicts: state, answer, valid, reward, tokens
+        self.R = self.entropy = 0.0  # eq. 2: the sum of the turns' rewards; summed over the model's tokens
+        self.seen = self.start = 0  # how many ids are in the KV cache; where the present answer begins
+        self.done = self.success = False
+        self.add(encode(tok, cfg.no_think, message(self.env, cfg, self.left), after_answer=False))
 
     def add(self, ids, logp=None):  # log-probs: the model wrote it, it will be trained; else context
         self.ids += ids
@@ -168,17 +164,10 @@ class Trajectory:
         self.start = self.start if logp else len(self.ids)
         assert len(self.ids) == len(self.old_logp), "one log-prob per token that the model wrote"
 
-def begin(name, group, seed, noise, tok, cfg):  # -> Trajectory that waits for its first answer
-    env = envs.make(name, success_rate=cfg.success_rate)
-    env.reset(seed, options={"noise": noise})
-    traj = Trajectory(env, group, cfg.max_actions)
-    traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left), after_answer=False))
-    return traj
-
-def take_turn(traj, tok, cfg):
+def take_turn(traj, tok, cfg, stop):
     """Run the actions of the answer just written, put the reward on its last token, append what follows."""
     env, state, answer = traj.env, traj.env.render(), traj.ids[traj.start:]
-    ended = answer[-1] == end_of_turn(tok, cfg)
+    ended = answer[-1] == stop
     text = START[cfg.no_think] + tok.decode(answer[:len(answer) - ended], clean_up_tokenization_spaces=False)
     actions = parse_answer("<think></think>" * cfg.no_think + text, env.actions, cfg.max_actions_per_turn)
     valid, reward = bool(actions), 0.0 if actions else FORMAT_PENALTY  # an invalid answer moves nothing
@@ -223,32 +212,30 @@ def read(policy, cache, trajs, rows, temperature):  # -> log-probs (b,V) of the 
                     logits_to_keep=1).logits[:, -1]
     return (logits.float() / (temperature or 1)).log_softmax(-1)
 
-def write(policy, cache, logp, trajs, stop, temperature, cfg, dice):  # all answer; who is done drops out
-    rows = [*range(len(trajs))]
-    while rows:
-        ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
-        sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
-        for row, new_ids, new_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
-            trajs[row].seen = len(trajs[row].ids)
-            trajs[row].add(new_ids, new_logp)
-            trajs[row].entropy += entropy
-        rows = [row for row in rows if trajs[row].ids[-1] != stop
-                and len(trajs[row].ids) - trajs[row].start < cfg.max_new_tokens]
-        logp = read(policy, cache, trajs, rows, temperature) if rows else None
-
 @autocast
 @torch.no_grad()
 def rollout(policy, tok, name, seeds, N, cfg, seed, temperature):  # -> len(seeds) * N trajectories, by group
     """Play N episodes from each seed's state, all at once; nothing is read twice. Temperature 0: greedy."""
-    trajs = [begin(name, group, s, noise, tok, cfg) for group, s in enumerate(seeds) for noise in range(N)]
-    stop, dice = end_of_turn(tok, cfg), torch.Generator(cfg.device).manual_seed(seed)
+    trajs = [Trajectory(name, g, s, noise, tok, cfg) for g, s in enumerate(seeds) for noise in range(N)]
+    stop = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # ends a turn: sampled, hence trained
+    dice = torch.Generator(cfg.device).manual_seed(seed)
     live, cache = trajs, KVCache(len(seeds), cfg.device)  # a group shares its first message: one of it reads
     logp = read(policy, cache, trajs[::N], range(len(seeds)), temperature).repeat_interleave(N, 0)
     cache.select([traj.group for traj in trajs])
     while live:
-        write(policy, cache, logp, live, stop, temperature, cfg, dice)
+        rows = range(len(live))  # that are still writing their answer
+        while rows:
+            ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
+            sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
+            for row, new_ids, new_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
+                live[row].seen = len(live[row].ids)
+                live[row].add(new_ids, new_logp)
+                live[row].entropy += entropy
+            rows = [row for row in rows if live[row].ids[-1] != stop
+                    and len(live[row].ids) - live[row].start < cfg.max_new_tokens]
+            logp = read(policy, cache, live, rows, temperature) if rows else None
         for traj in live:
-            take_turn(traj, tok, cfg)
+            take_turn(traj, tok, cfg, stop)
         cache.select([row for row, traj in enumerate(live) if not traj.done])
         live = [traj for traj in live if not traj.done]
         logp = read(policy, cache, live, range(len(live)), temperature) if live else None
@@ -360,6 +347,8 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
                     means["value_loss"].backward()
                 stats.update({name: mean.item() for name, mean in means.items()})
             norms = [torch.nn.utils.clip_grad_norm_(g["params"], MAX_NORM) for g in optimizer.param_groups]
+            need(math.isfinite(sum([*norms, *stats.values()])), "loss or gradient not finite: stopped before "
+                 f"the step. Go on from the last checkpoint, best at a lower --lr: --resume {cfg.out}")
             optimizer.step()
             optimizer.zero_grad()
             steps.append(dict(stats, grad_norm=norms[0].item()))
@@ -386,7 +375,7 @@ def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
     """Turn by turn from `prior`: a planner looks and takes a shortest path; a habit or sloppy one guesses."""
     cfg = Config(model="tiny", device="cpu", max_turns=max_turns, no_think=bool(rng.random() < 1 / 7))
     seed, noise = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
-    traj = begin(rng.choice(list(WORLDS), p=list(WORLDS.values())), 0, seed, noise, tok, cfg)
+    traj = Trajectory(rng.choice(list(WORLDS), p=list(WORLDS.values())), 0, seed, noise, tok, cfg)
     env = traj.env
     while not traj.done:
         who, path = rng.choice(list(prior), p=list(prior.values())), envs.solve(env)
@@ -407,7 +396,7 @@ def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
         text = answer.removeprefix("<answer>") if cfg.no_think else f"{thought}</think>{answer}"
         ids = tok(text + "<|im_end|>").input_ids
         traj.add(ids, [0.0] * len(ids))
-        take_turn(traj, tok, cfg)
+        take_turn(traj, tok, cfg, tok.eos_token_id)
     return traj
 
 def tiny_tokenizer():  # a token per word, digit, grid cell; with byte-pair tokens maps are learned far later
@@ -440,17 +429,21 @@ def cold_start(steps=660, seed=0):  # -> model, tokenizer; supervised (App. C), 
     return model, tok
 
 def tiny_folder():  # -> folder of the embedded model, named after its recipe; made whole, once, on first use
-    code = (envs, message, encode, parse_answer, Trajectory, begin, take_turn, offset, demonstration,
+    code = (envs, message, encode, parse_answer, Trajectory, take_turn, offset, demonstration,
             tiny_tokenizer, cold_start)
     recipe = "".join(map(inspect.getsource, code)) + repr((START, PRIOR, WORLDS, SOUNDS, WORDS, TEMPLATE))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ragen_mini"
     folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    if not folder.exists():
+    try:
+        transformers.AutoTokenizer.from_pretrained(folder)
+        transformers.AutoModelForCausalLM.from_pretrained(folder)
+    except Exception:  # not there yet, or damaged
+        shutil.rmtree(folder, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as work:
+        with tempfile.TemporaryDirectory(dir=cache) as work, contextlib.suppress(OSError):
             for part in cold_start():
                 part.save_pretrained(f"{work}/tiny")
-            folder.exists() or os.rename(f"{work}/tiny", folder)  # another process may have been faster
+            os.rename(f"{work}/tiny", folder)  # fails if another process was faster: as good
     return folder
 
 def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
@@ -466,7 +459,7 @@ def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tok
         need(False, f"--model {source} cannot be loaded: give a folder (for example RUN/checkpoint), or with "
              f"network a hub id, or tiny ({' '.join(str(error).split())[:90]}...)")
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
-    longest = 16 + max(len(begin(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names)  # 16: "Reward"...
+    longest = 16 + max(len(Trajectory(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names)  # 16: Reward
     tokens, room = cfg.max_turns * (longest + cfg.max_new_tokens), policy.config.max_position_embeddings
     need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens")
     ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
@@ -497,54 +490,61 @@ def self_check(trajs, policy, cfg):  # the invariants that silent bugs break, on
         assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
-def save(out, policy, tok, critic, optimizer, iteration):  # a Hugging Face folder, and the rest in trainer.pt
-    new = out / "checkpoint.new"  # written beside, then renamed
-    policy.save_pretrained(new)
-    tok.save_pretrained(new)
-    torch.save({"iteration": iteration, "critic": critic and critic.state_dict(),
-                "optimizer": optimizer.state_dict()}, new / "trainer.pt")
-    if (out / "checkpoint").exists():
-        os.rename(out / "checkpoint", new / "old")
-    os.rename(new, out / "checkpoint")
-    shutil.rmtree(out / "checkpoint" / "old", ignore_errors=True)
+def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # -> row i of log.jsonl
+    """One iteration of StarPO, from initial states to new weights. It depends on i and the weights alone."""
+    start, batches, steps = time.perf_counter(), [], []
+    rng = np.random.default_rng([cfg.seed, i])
+    *seeds, draw = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    trajs = rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, draw, cfg.temperature)
+    R, middle = torch.tensor([t.R for t in trajs]).view(-1, cfg.rollouts), time.perf_counter()  # (kP,N)
+    need(R.isfinite().all(), f"iteration {i}: a return is not finite; its environment is at fault")
+    if i == 1:
+        self_check(trajs, policy, cfg)
+    for k in range(0, len(R), cfg.prompts):
+        kept = k + uncertainty_filter(R[k:k + cfg.prompts], cfg.keep)
+        if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # all ended alike: no update, not a random one
+            batches.append(score([traj for traj in trajs if traj.group in kept], ref, critic, cfg))
+            steps += update(batches[-1], policy, critic, optimizer, cfg, draw + k)
+    seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
+    return {"iteration": i} | plots.statistics(trajs, R, batches, steps) | seconds
+
+STOP = []  # the signal that came
+
+def ask_to_stop(number, _):  # once the iteration is finished and saved; a second signal does not wait
+    STOP.append(number)
+    signal.signal(number, signal.SIG_DFL)
+    tqdm.write("stopping after this iteration; once more: at once")
 
 def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
     policy, critic, ref, optimizer, tok = load_models(cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", open(os.devnull, "w"), cfg)}]
-    name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
-    out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
-    out.mkdir(parents=True)
-    (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1))
-    log, samples = open(out / "log.jsonl", "w"), open(out / "samples.jsonl", "w")
+    parts = {"policy": policy, "critic": critic, "optimizer": optimizer}
+    out, log, samples, rows = plots.open_run(cfg, parts)
+    for group, lr in zip(optimizer.param_groups, (cfg.lr, cfg.critic_lr)):
+        group["lr"] = lr  # --resume may lower it
     print(f"{cfg.model} ({policy.num_parameters():,} weights), {cfg.device}: {out}\n{plots.explain(cfg)}")
-    first = {"eval": evaluate(policy, tok, "before", samples, cfg)} if cfg.eval_every else {}
-    rows = [{"iteration": 0} | first]
-    print(json.dumps(rows[0]), file=log, flush=True)
-    for i in (bar := tqdm(range(1, cfg.iterations + 1), "StarPO" + "-S" * cfg.starpo_s)):
-        start, batches, steps = time.perf_counter(), [], []
-        rng = np.random.default_rng([cfg.seed, i])  # levels and dice of iteration i depend on nothing else
-        *seeds, draw = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-        trajs = rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, draw, cfg.temperature)
-        R, middle = torch.tensor([t.R for t in trajs]).view(-1, cfg.rollouts), time.perf_counter()  # (kP,N)
-        if i == 1:
-            self_check(trajs, policy, cfg)
-        for k in range(0, len(R), cfg.prompts):
-            kept = k + uncertainty_filter(R[k:k + cfg.prompts], cfg.keep)
-            batches.append(score([traj for traj in trajs if traj.group in kept], ref, critic, cfg))
-            steps += update(batches[-1], policy, critic, optimizer, cfg, draw + k)
-        # --- everything below is diagnostics
-        seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
-        rows.append({"iteration": i} | plots.statistics(trajs, R, batches, steps) | seconds)
-        last = i == cfg.iterations
-        if cfg.eval_every and (i % cfg.eval_every == 0 or last):
-            rows[-1]["eval"] = evaluate(policy, tok, "after" if last else f"iter {i}", samples, cfg)
+    ahead, last = range(len(rows), cfg.iterations + 1), cfg.iterations
+    for i in (bar := tqdm(ahead, "StarPO" + "-S" * cfg.starpo_s, last + 1, initial=len(rows))):
+        rows.append(iterate(i, policy, critic, ref, optimizer, tok, cfg) if i else {"iteration": 0})
+        plots.warn_of_collapse(rows)
+        if cfg.eval_every and (i % cfg.eval_every == 0 or i == last):
+            when = {0: "before", last: "after"}.get(i, f"iter {i}")
+            rows[-1]["eval"] = evaluate(policy, tok, when, samples, cfg)
         print(json.dumps(rows[-1]), file=log, flush=True)
-        bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "success", "entropy")})
-        if i % cfg.save_every == 0 or last:
-            save(out, policy, tok, critic, optimizer, i)
+        bar.set_postfix({key: f"{rows[-1].get(key, 0):.2f}" for key in ("reward", "success", "entropy")})
+        if i % cfg.save_every == 0 or i == last or STOP:
+            plots.save(out, tok, parts, cfg)
+        if STOP and i < last:
+            raise SystemExit(tqdm.write(f"Go on: python ragen_mini.py --resume {out}") or 128 + STOP[0])
     plots.report(out)
     return rows
 
 if __name__ == "__main__":
-    train(parse_config())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask_to_stop)
+    config = parse_config()
+    try:
+        train(config)
+    except OSError as error:  # a full disk, for example; programming errors keep their traceback
+        need(False, f"{error}. Mend that, then go on from the last checkpoint: --resume {config.out}")

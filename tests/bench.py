@@ -43,8 +43,8 @@ def speak_like_frozenlake_sft(tok):
 def student_rollout(policy, tok, cfg, seeds, seed, **how):  # -> trajectories
     """Every turn reads the whole history again. how: of `generate`; by default it samples."""
     torch.manual_seed(seed)
-    trajs = [rm.begin(cfg.env, g, s, n, tok, cfg) for g, s in enumerate(seeds) for n in range(cfg.rollouts)]
-    stop, pad = rm.end_of_turn(tok, cfg), tok.pad_token_id
+    trajs = [rm.Trajectory(cfg.env, g, s, n, tok, cfg) for g, s in enumerate(seeds) for n in range(cfg.rollouts)]
+    stop, pad = rm.encode(tok, cfg.no_think, ".", after_answer=True)[0], tok.pad_token_id
     while live := [traj for traj in trajs if not traj.done]:
         width = max(len(traj.ids) for traj in live)
         ids = torch.tensor([[pad] * (width - len(traj.ids)) + traj.ids for traj in live])
@@ -54,7 +54,7 @@ def student_rollout(policy, tok, cfg, seeds, seed, **how):  # -> trajectories
         for traj, answer in zip(live, out[:, width:].tolist()):
             answer = answer[:answer.index(stop) + 1] if stop in answer else answer
             traj.add(answer, [0.0] * len(answer))
-            rm.take_turn(traj, tok, cfg)
+            rm.take_turn(traj, tok, cfg, stop)
     return trajs
 
 
@@ -173,12 +173,15 @@ def peak_memory(args):  # of a process that only does its side's work
 def growth(args):
     """Full length: answers of exactly max_new_tokens, no ends of turn, invalid: every episode lasts to its last turn."""
     policy, tok, optimizer, cfg = load(args)
-    end_of_turn = rm.end_of_turn  # replaced only now: the embedded model may just have been made
+    encode = rm.encode  # replaced only now: the embedded model may just have been made
+
+    def without_end(tok, no_think, user, after_answer):  # "." is how a rollout asks for the token that ends a turn
+        return (-1,) if user == "." else encode(tok, no_think, user, after_answer)
     sizes = [(args.prompts * 2 ** i // 8, 5) for i in range(6) if args.prompts * 2 ** i >= 8]
     turns = [(args.prompts, k) for k in (1, 2, 5, 10)]
     for title, side, settings in (("full length", "ours", sizes), ("full length", "ours", turns),
                                   ("full length", "generate", turns[2:]), ("real episodes", "ours", turns)):
-        rm.end_of_turn = end_of_turn if title == "real episodes" else lambda *_: -1
+        rm.encode = encode if title == "real episodes" else without_end
         for cfg.prompts, cfg.max_turns in settings:
             rows = [iteration(side, policy, tok, optimizer, cfg, i)[:2] for i in range(args.rounds + 1)]
             rollout, update = np.median(rows[1:], axis=0)  # the first one warms up

@@ -8,6 +8,7 @@ os.environ |= {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELI
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,7 +16,7 @@ import transformers
 import ragen_mini
 
 
-def random_llama(vocab, **options):
+def random_llama(vocab, sharpen=12, **options):
     torch.manual_seed(0)
     sizes = dict(vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
                  max_position_embeddings=2048, tie_word_embeddings=False, bos_token_id=None, eos_token_id=2)
@@ -23,7 +24,7 @@ def random_llama(vocab, **options):
     with torch.no_grad():  # the default initialisation is nearly uniform: sharpen it, or greedy choices are coin flips
         for p in model.parameters():
             if p.ndim == 2:
-                p.mul_(12)
+                p.mul_(sharpen)
     return model
 
 
@@ -37,12 +38,33 @@ def llama(tok):
     return random_llama(len(tok))
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory, tok, llama):
-    path = tmp_path_factory.mktemp("model")
-    llama.save_pretrained(path)
-    tok.save_pretrained(path)
+def teach(model, tok, steps=40):
+    """Two or three seconds: it answers validly now and then, so returns differ inside a group."""
+    cfg, rng = ragen_mini.Config(model="tiny", device="cpu"), np.random.default_rng(0)
+    demos = [ragen_mini.demonstration(tok, rng, {"habit": 0.8, "sloppy": 0.2}, 2) for _ in range(200)]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(steps):
+        batch = ragen_mini.collate([demos[i] for i in rng.integers(len(demos), size=16)], "cpu")
+        (-ragen_mini.token_logps(model, batch, cfg)[0].mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def save(path, *parts):
+    for part in parts:
+        part.save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, tok):
+    return save(tmp_path_factory.mktemp("taught"), teach(random_llama(len(tok), sharpen=1), tok), tok)
+
+
+@pytest.fixture(scope="session")
+def random_folder(tmp_path_factory, tok, llama):
+    return save(tmp_path_factory.mktemp("random"), llama, tok)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_parser_is_fast_on_hostile_input():
 def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatch):
     """Record what was sampled for whom, compare with what the trajectories hold and with the mask after collate."""
     begun, readers, sampled = [], [], {}
-    begin, read, multinomial = rm.begin, rm.read, torch.multinomial
+    begin, read, multinomial = rm.Trajectory, rm.read, torch.multinomial
 
     def spy_begin(*args):
         begun.append(begin(*args))
@@ -63,7 +63,7 @@ def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatc
         for traj, (token,) in zip(readers, ids.tolist(), strict=True):
             sampled[id(traj)] = sampled.get(id(traj), []) + [token]
         return ids
-    monkeypatch.setattr(rm, "begin", spy_begin)
+    monkeypatch.setattr(rm, "Trajectory", spy_begin)
     monkeypatch.setattr(rm, "read", spy_read)
     monkeypatch.setattr(torch, "multinomial", spy_multinomial)
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 2, cfg, 0, 1.0)

@@ -19,8 +19,8 @@ from conftest import ROOT, random_llama
 def run(tmp_path, folder, *flags, name="run"):
     """One run of the real command line (in this process); returns its folder and its log."""
     out = tmp_path / name
-    argv = (f"--model {folder} --device cpu --out {out} --prompts 2 --rollouts 2 --iterations 2 --max-new-tokens 12 --lr 1e-3 "
-            f"--eval-prompts 8 --batch 2").split() + [str(flag) for flag in flags]
+    argv = (f"--model {folder} --device cpu --out {out} --prompts 2 --rollouts 4 --iterations 2 --max-new-tokens 20 --lr 1e-3 "
+            f"--eval-prompts 8 --batch 4").split() + [str(flag) for flag in flags]
     return out, rm.train(rm.parse_config(argv))
 
 
@@ -34,7 +34,7 @@ def test_every_algorithm_runs_on_every_world(tmp_path, folder, env, algo, starpo
     keys = ("updates reward reward_std success entropy response_length think_length valid turns kl grad_norm clip_fraction "
             "policy_loss kept seconds_rollout seconds_update tokens").split() + ["value_loss"] * (algo == "ppo")
     assert set(keys) <= set(log[1]) and all(torch.isfinite(torch.tensor(float(log[1][key]))) for key in keys)
-    assert log[1]["kept"] == (2 if starpo_s else 4) and log[1]["updates"] == (1 if starpo_s else 2)
+    assert log[1]["kept"] == (4 if starpo_s else 8) and log[1]["updates"] == (1 if starpo_s else 2)
     assert set(log[0]["eval"]) == set(log[2]["eval"]) == {env}
     assert {p.name for p in out.iterdir()} == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
     sample = json.loads((out / "samples.jsonl").read_text().splitlines()[0])
@@ -72,15 +72,15 @@ def test_nothing_is_overwritten(tmp_path, folder):
 def test_a_checkpoint_brings_the_settings_of_its_run(tmp_path, folder):
     out, _ = run(tmp_path, folder, "--env", "sokoban", "--algo", "grpo", "--iterations", 1)
     cfg = rm.parse_config(["--model", f"{out}/checkpoint/", "--iterations", "7"])
-    assert (cfg.env, cfg.algo, cfg.max_new_tokens, cfg.lr, cfg.iterations, cfg.out) == ("sokoban", "grpo", 12, 1e-3, 7, "")
+    assert (cfg.env, cfg.algo, cfg.max_new_tokens, cfg.lr, cfg.iterations, cfg.out) == ("sokoban", "grpo", 20, 1e-3, 7, "")
 
 
 def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, folder, monkeypatch):
     slices, real = [], rm.score
     monkeypatch.setattr(rm, "score", lambda trajs, *rest: slices.append([id(t) for t in trajs]) or real(trajs, *rest))
-    _, rows = run(tmp_path, folder, "--online-k", 3, "--iterations", 1, "--batch", 4)
-    assert [len(s) for s in slices] == [4, 4, 4] and len({i for s in slices for i in s}) == 12
-    assert rows[1]["updates"] == 3 and rows[1]["kept"] == 12
+    _, rows = run(tmp_path, folder, "--online-k", 3, "--iterations", 1, "--batch", 8)
+    assert [len(s) for s in slices] == [8, 8, 8] and len({i for s in slices for i in s}) == 24
+    assert rows[1]["updates"] == 3 and rows[1]["kept"] == 24
 
 
 def test_evaluation_on_other_worlds(tmp_path, folder):
@@ -89,8 +89,8 @@ def test_evaluation_on_other_worlds(tmp_path, folder):
 
 
 def test_training_seeds_are_no_evaluation_seeds(tmp_path, folder, monkeypatch):
-    seeds, real = [], rm.begin
-    monkeypatch.setattr(rm, "begin", lambda name, group, seed, *rest: seeds.append(seed) or real(name, group, seed, *rest))
+    seeds, real = [], rm.Trajectory
+    monkeypatch.setattr(rm, "Trajectory", lambda name, group, seed, *rest: seeds.append(seed) or real(name, group, seed, *rest))
     run(tmp_path, folder, "--eval-every", 0)
     drawn = seeds[1:]  # without the probe of the context's length
     assert drawn and not set(drawn) & set(envs.EVAL_SEEDS)
@@ -149,16 +149,16 @@ def test_command_line_as_a_process(tmp_path, folder):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
-def test_learning_on_a_toy(tmp_path, folder, monkeypatch):
+def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
     """An executable claim: where the token 'Up' pays, a random model learns to write it."""
-    def toy(traj, tok, cfg):
+    def toy(traj, tok, cfg, stop):
         answer = traj.ids[traj.start:]
         reward = sum(token == tok.convert_tokens_to_ids("Up") for token in answer) / cfg.max_new_tokens
         traj.reward[-1], traj.R, traj.done = reward, reward, True
         traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer)))
     monkeypatch.setattr(rm, "take_turn", toy)
     for algo in ("ppo", "grpo"):
-        _, rows = run(tmp_path, folder, "--algo", algo, "--prompts", 4, "--rollouts", 16, "--iterations", 30, "--eval-every", 0,
+        _, rows = run(tmp_path, random_folder, "--algo", algo, "--prompts", 4, "--rollouts", 16, "--iterations", 30, "--eval-every", 0,
                       "--lr", "3e-3", "--batch", 32, "--max-new-tokens", 6, name=algo)
         assert rows[-1]["reward"] > rows[1]["reward"] + 0.3, (algo, rows[1]["reward"], rows[-1]["reward"])
 
