@@ -1,8 +1,8 @@
-"""What a run says and logs; and figures from run folders, read from RUN/config.json and RUN/log.jsonl alone.
+"""What a run says, logs and saves; and figures, drawn from RUN/config.json and RUN/log.jsonl alone.
 
     python plots.py curves RUN [RUN ...] [--out FILE]   one dashboard, runs overlaid (default: RUN/curves.png)
 """
-import argparse, contextlib, itertools, json, math, sys
+import argparse, contextlib, copy, itertools, json, math, sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +15,11 @@ import torch
 from tqdm import tqdm
 
 import envs
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one run are not noticed
+    fcntl = None
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; line styles repeat the code in grey print
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -32,7 +37,8 @@ PANELS = [  # column of log.jsonl, title, logarithmic?
 
 def need(condition, message):  # what the user can put right is one line on the terminal and exit code 2
     if not condition:
-        raise SystemExit(tqdm.write(message, file=sys.stderr) or 2)
+        tqdm.write(message, file=sys.stderr)
+        raise SystemExit(2)
 
 def interval(p, n, z=1.96):  # -> low, high
     """Wilson's 95% interval of a success rate p that was measured on n episodes."""
@@ -73,57 +79,69 @@ def warn_of_collapse(rows):
     std, norm, valid = (column(rows, key)[1] for key in ("reward_std", "grad_norm", "valid"))
     if len(std) < 10 or any("collapse" in row for row in rows):
         return
+    spike = "grad_norm" in rows[-1] and norm[-1] > 10 * np.median(norm)
     signs = {"the in-group reward std is below 10% of its start": std[-5:].mean() < 0.1 * std[:5].mean(),
-             "the gradient norm is over 10 times its median": len(norm) and norm[-1] > 10 * np.median(norm),
+             "the gradient norm is over 10 times its median": spike,
              "fewer than half of the turns are valid": valid[-5:].mean() < 0.5 <= valid[:5].mean()}
     if any(signs.values()):
         rows[-1]["collapse"] = next(sign for sign, seen in signs.items() if seen)
         tqdm.write(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
 
-def open_run(cfg, parts):  # -> folder, log.jsonl, samples.jsonl, rows of the log so far
-    """A new folder, for nothing is ever overwritten; or that of --resume, as it was when it saved."""
-    saved, out = restore(cfg.resume, parts, cfg) if cfg.resume else {}, Path(cfg.resume)
+def open_run(cfg, parts):  # -> cfg with its folder, log.jsonl, samples.jsonl, rows of the log so far
+    """A new folder, for nothing is ever overwritten; or that of --resume: parts and logs as when it saved."""
+    saved, out, cfg = restore(parts, cfg) if cfg.resume else {}, Path(cfg.resume), copy.copy(cfg)
     if not cfg.resume:
         name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
         out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
         out.mkdir(parents=True)
-    cfg.out, cfg.resume = str(out), ""
+    texts, cfg.out, cfg.resume = [saved.get(name, "") for name in LOGS], str(out), ""
+    rows = [json.loads(line) for line in texts[0].splitlines()]
+    need(len(rows) <= cfg.iterations + 1, f"{out} has {len(rows) - 1} iterations already")
+    files = [open(out / name, "a") for name in LOGS]
+    if fcntl:
+        try:
+            fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            need(False, f"{out} is in use by another process")
     (out / "config.new").write_text(json.dumps(asdict(cfg), indent=1))
     (out / "config.new").replace(out / "config.json")
-    files = [open(out / name, "w") for name in LOGS]
-    for file, name in zip(files, LOGS):
-        print(saved.get(name, ""), end="", file=file, flush=True)
-    return out, *files, [json.loads(line) for line in saved.get(LOGS[0], "").splitlines()]
+    for file, text in zip(files, texts):
+        file.truncate(0)
+        print(text, end="", file=file, flush=True)
+    return cfg, *files, rows
 
-def save(out, tok, parts, cfg):  # parts: policy, critic, optimizer
+def save(tok, parts, cfg):  # parts: policy, critic, ref, optimizer
     """RUN/checkpoint: a Hugging Face folder, and in trainer.pt all that --resume needs, the logs included.
-    Written beside the old files, then put in their place: whole ones are there whenever the program dies."""
-    saved = {name: part and part.state_dict() for name, part in parts.items()} | {
-        "config": asdict(cfg) | {"out": ""}}
-    new, old = out / "checkpoint.new", out / "checkpoint"
+    Written beside the old files, then put in their place: whole ones are there whenever the process dies."""
+    out, new, old = (Path(cfg.out, name) for name in ("", "checkpoint.new", "checkpoint"))
+    saved = {name: part.state_dict() for name, part in parts.items() if part} | {"config": asdict(cfg)}
     try:
         for part in (parts["policy"], tok):
             part.save_pretrained(new)
         torch.save(saved | {name: (out / name).read_text() for name in LOGS}, new / "trainer.pt")
-    except Exception as error:  # a full disk: each library has an exception of its own for it
-        need(False, f"cannot save ({error}). Make room, then go on from the last checkpoint: --resume {out}")
+    except Exception as error:  # most likely a full disk: each library has an exception of its own for it
+        need(False, f"cannot save: {' '.join(str(error).split())}. Mend that, then go on: --resume {out}")
     old.mkdir(exist_ok=True)
     for file in sorted(new.iterdir(), key=lambda file: file.name == "trainer.pt"):  # last: it decides
         file.replace(old / file.name)
     new.rmdir()
 
-def restore(run, parts, cfg):  # -> what `save` saved
-    file = Path(run, "checkpoint/trainer.pt")
-    if not file.exists() and len(load(run)[1]) < 2:
+def restore(parts, cfg):  # -> what `save` saved
+    file = Path(cfg.resume, "checkpoint/trainer.pt")
+    if not file.exists() and len(load(cfg.resume)[1]) < 2:
         return {}  # killed before it was trained at all: from the start
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         changed = {name for name, x in asdict(cfg).items() if saved["config"][name] != x}
-        need(changed <= MAY_CHANGE, f"{run}/config.json is not that of its checkpoint: put it back")
+        changed = ", ".join(sorted(changed - MAY_CHANGE - {"out"}))
+        need(not changed, f"{cfg.resume}/config.json is not that of its checkpoint: {changed}")
         for name, part in parts.items():
-            part and part.load_state_dict(saved[name])
+            if part:
+                part.load_state_dict(saved[name])
     except Exception as error:
-        need(False, f"{file} cannot be used ({type(error).__name__}): {run} must be started anew")
+        need(False, f"{file} cannot be used: put it back or start anew ({' '.join(str(error).split())[:60]})")
+    for group, lr in zip(parts["optimizer"].param_groups, (cfg.lr, cfg.critic_lr)):
+        group["lr"] = lr  # --resume may lower it
     return saved
 
 def load(run):  # -> config, rows
@@ -133,7 +151,8 @@ def load(run):  # -> config, rows
             return json.loads(text)
     files = [Path(run, name) for name in ("config.json", LOGS[0])]
     need(all(file.is_file() for file in files), f"{run} is not the folder of a run")
-    config, *rows = map(parse, (files[0].read_text(), *files[1].read_text(errors="replace").splitlines()))
+    texts = [file.read_text(errors="replace") for file in files]
+    config, *rows = map(parse, (texts[0], *texts[1].splitlines()))
     need(isinstance(config, dict), f"{files[0]} is damaged")
     return config, list(itertools.takewhile(bool, rows))
 
@@ -203,6 +222,8 @@ def report(run):
     for when, row in (("before", rows[0]), ("after", rows[-1])):
         for name, p in row.get("eval", {}).items():
             print(f"{when:9} {eval_line(name, p, config)}")
+    skipped = sum(row.get("updates") == 0 for row in rows)
+    print(f"{skipped} iterations without an update: every kept group ended alike\n" * bool(skipped), end="")
     print(f"{curves([run])}; samples.jsonl, log.jsonl and checkpoint/ are beside it")
 
 def main(argv=None):

@@ -7,8 +7,7 @@ B = P*N trajectories, T tokens of the longest, n tokens that the model wrote, V 
 ids are trained as they are, never decoded and encoded again; who wrote a token is recorded as it is appended,
 never reconstructed. In a (B,T-1) tensor, column t is about predicting token t+1.
 """
-import argparse, contextlib, copy, functools, hashlib, inspect, json, math, os, re, shutil, signal, tempfile
-import time
+import argparse, contextlib, copy, functools, hashlib, inspect, json, os, re, shutil, signal, tempfile, time
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from torch.nn.utils.rnn import pad_sequence
+from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
@@ -28,10 +27,11 @@ transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_NORM, VALUE_CLIP = 1.0, 0.5  # of the gradient; of a value's move. Released code
-CUDA, QWEN = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct"
+CUDA, QWEN, STOP = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct", []  # STOP: signals that came
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory, changes no gradient
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in the update: 256 MB, and a few copies
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
+DIVERGED = "not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: --resume "
 
 # ---------------------------------------------------------------------------------------------------- config
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
@@ -107,13 +107,12 @@ def parse_config(argv=None):  # -> Config; the command line is made from its fie
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
                             help=texts[f.name] + f" [{default}]" * bool(default))
     given = vars(parser.parse_args(argv))
-    run = given.get("resume") or os.path.dirname(given.get("model", "").rstrip("/"))
-    known = "resume" in given or run and Path(run, "log.jsonl").exists()  # RUN/checkpoint: its run's settings
-    saved = plots.load(run)[0] | {"device": "auto", "out": ""} if known else {}
+    run = given.get("resume") or os.path.dirname(given.get("model", "").rstrip("/"))  # of RUN/checkpoint
+    saved = plots.load(run)[0] if "resume" in given or run and Path(run, "log.jsonl").exists() else {}
     need(saved.keys() <= texts.keys(), f"{run} was made by another version of this program")
-    changed = " ".join(given.keys() - plots.MAY_CHANGE) if "resume" in given else ""
-    need(not changed, f"--resume goes on with the settings of {run}: leave out {changed}")
-    return Config(**saved | given)
+    changed = " ".join(sorted(given.keys() - plots.MAY_CHANGE)) if "resume" in given else ""
+    need(not changed, f"--resume goes on with the settings of {run}, it cannot change {changed}")
+    return Config(**saved | ({} if "resume" in given else {"device": "auto", "out": ""}) | given)
 
 # ------------------------------------------------------ words in, actions out: a turn, and the trajectory
 START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag of an answer is in the prompt
@@ -225,6 +224,7 @@ def rollout(policy, tok, name, seeds, N, cfg, seed, temperature):  # -> len(seed
     while live:
         rows = range(len(live))  # that are still writing their answer
         while rows:
+            need(logp.max() <= 0, f"a log-prob is {DIVERGED}{cfg.out}")  # false for nan
             ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
             sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
             for row, new_ids, new_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
@@ -247,7 +247,7 @@ def collate(trajs, device):  # -> ids (B,T); mask, old_logp, reward (B,T-1); len
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
     batch = {key: [torch.tensor(getattr(traj, key)[int(key != "ids"):]) for traj in trajs]
              for key in ("ids", "mask", "old_logp", "reward")}
-    batch = {key: pad_sequence(rows, batch_first=True).to(device) for key, rows in batch.items()}
+    batch = {key: torch.nn.utils.rnn.pad_sequence(x, batch_first=True).to(device) for key, x in batch.items()}
     return batch | {"length": torch.tensor([[len(traj.ids)] for traj in trajs], device=device)}
 
 def micro_batches(batch, rows):  # yields rows, and the batch cut to them
@@ -347,8 +347,7 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
                     means["value_loss"].backward()
                 stats.update({name: mean.item() for name, mean in means.items()})
             norms = [torch.nn.utils.clip_grad_norm_(g["params"], MAX_NORM) for g in optimizer.param_groups]
-            need(math.isfinite(sum([*norms, *stats.values()])), "loss or gradient not finite: stopped before "
-                 f"the step. Go on from the last checkpoint, best at a lower --lr: --resume {cfg.out}")
+            need(abs(sum([*norms, *stats.values()])) < np.inf, f"loss or gradient is {DIVERGED}{cfg.out}")
             optimizer.step()
             optimizer.zero_grad()
             steps.append(dict(stats, grad_norm=norms[0].item()))
@@ -440,10 +439,11 @@ def tiny_folder():  # -> folder of the embedded model, named after its recipe; m
     except Exception:  # not there yet, or damaged
         shutil.rmtree(folder, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as work, contextlib.suppress(OSError):
+        with tempfile.TemporaryDirectory(dir=cache) as work:
             for part in cold_start():
                 part.save_pretrained(f"{work}/tiny")
-            os.rename(f"{work}/tiny", folder)  # fails if another process was faster: as good
+            with contextlib.suppress(OSError):  # another process was faster: as good
+                os.rename(f"{work}/tiny", folder)
     return folder
 
 def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
@@ -456,7 +456,7 @@ def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tok
             source, dtype=torch.float32, num_labels=1).to(cfg.device).eval()
             for kind in ("CausalLM", "TokenClassification")[:1 + (cfg.algo == "ppo")])
     except Exception as error:
-        need(False, f"--model {source} cannot be loaded: give a folder (for example RUN/checkpoint), or with "
+        need(False, f"--model {source} cannot be loaded: give a folder (such as RUN/checkpoint), or with "
              f"network a hub id, or tiny ({' '.join(str(error).split())[:90]}...)")
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
     longest = 16 + max(len(Trajectory(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names)  # 16: Reward
@@ -490,61 +490,61 @@ def self_check(trajs, policy, cfg):  # the invariants that silent bugs break, on
         assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
-def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # -> row i of log.jsonl
-    """One iteration of StarPO, from initial states to new weights. It depends on i and the weights alone."""
+def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # one of StarPO's iterations -> row i of log.jsonl
     start, batches, steps = time.perf_counter(), [], []
     rng = np.random.default_rng([cfg.seed, i])
     *seeds, draw = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     trajs = rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, draw, cfg.temperature)
     R, middle = torch.tensor([t.R for t in trajs]).view(-1, cfg.rollouts), time.perf_counter()  # (kP,N)
-    need(R.isfinite().all(), f"iteration {i}: a return is not finite; its environment is at fault")
+    need(R.isfinite().all(), f"a return is {DIVERGED}{cfg.out}")
     if i == 1:
         self_check(trajs, policy, cfg)
     for k in range(0, len(R), cfg.prompts):
         kept = k + uncertainty_filter(R[k:k + cfg.prompts], cfg.keep)
-        if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # all ended alike: no update, not a random one
+        if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # no spread in any group: no update
             batches.append(score([traj for traj in trajs if traj.group in kept], ref, critic, cfg))
             steps += update(batches[-1], policy, critic, optimizer, cfg, draw + k)
     seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
     return {"iteration": i} | plots.statistics(trajs, R, batches, steps) | seconds
 
-STOP = []  # the signal that came
-
 def ask_to_stop(number, _):  # once the iteration is finished and saved; a second signal does not wait
     STOP.append(number)
     signal.signal(number, signal.SIG_DFL)
-    tqdm.write("stopping after this iteration; once more: at once")
+    with contextlib.suppress(OSError):  # `| tee`, which got the signal, too
+        tqdm.write("stopping as soon as this iteration is saved; once more: at once")
 
 def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
     policy, critic, ref, optimizer, tok = load_models(cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", open(os.devnull, "w"), cfg)}]
-    parts = {"policy": policy, "critic": critic, "optimizer": optimizer}
-    out, log, samples, rows = plots.open_run(cfg, parts)
-    for group, lr in zip(optimizer.param_groups, (cfg.lr, cfg.critic_lr)):
-        group["lr"] = lr  # --resume may lower it
-    print(f"{cfg.model} ({policy.num_parameters():,} weights), {cfg.device}: {out}\n{plots.explain(cfg)}")
-    ahead, last = range(len(rows), cfg.iterations + 1), cfg.iterations
-    for i in (bar := tqdm(ahead, "StarPO" + "-S" * cfg.starpo_s, last + 1, initial=len(rows))):
-        rows.append(iterate(i, policy, critic, ref, optimizer, tok, cfg) if i else {"iteration": 0})
-        plots.warn_of_collapse(rows)
-        if cfg.eval_every and (i % cfg.eval_every == 0 or i == last):
-            when = {0: "before", last: "after"}.get(i, f"iter {i}")
-            rows[-1]["eval"] = evaluate(policy, tok, when, samples, cfg)
-        print(json.dumps(rows[-1]), file=log, flush=True)
-        bar.set_postfix({key: f"{rows[-1].get(key, 0):.2f}" for key in ("reward", "success", "entropy")})
-        if i % cfg.save_every == 0 or i == last or STOP:
-            plots.save(out, tok, parts, cfg)
-        if STOP and i < last:
-            raise SystemExit(tqdm.write(f"Go on: python ragen_mini.py --resume {out}") or 128 + STOP[0])
-    plots.report(out)
+    parts = {"policy": policy, "critic": critic, "ref": ref, "optimizer": optimizer}
+    cfg, log, samples, rows = plots.open_run(cfg, parts)
+    print(f"{cfg.model} ({policy.num_parameters():,} weights), {cfg.device}: {cfg.out}\n{plots.explain(cfg)}")
+    last, title = cfg.iterations, "StarPO" + "-S" * cfg.starpo_s
+    with log, samples, tqdm(total=last, desc=title, initial=max(0, len(rows) - 1)) as bar:
+        for i in range(len(rows), last + 1):
+            rows.append(iterate(i, policy, critic, ref, optimizer, tok, cfg) if i else {"iteration": 0})
+            plots.warn_of_collapse(rows)
+            if cfg.eval_every and (i % cfg.eval_every == 0 or i == last):
+                when = {0: "before", last: "after"}.get(i, f"iter {i}")
+                rows[-1]["eval"] = evaluate(policy, tok, when, samples, cfg)
+            print(json.dumps(rows[-1]), file=log, flush=True)
+            stop = STOP[:] if i < last else []
+            if i % cfg.save_every == 0 or i == last or stop:  # 0, too: is the disk writable?
+                plots.save(tok, parts, cfg)
+            if stop:
+                tqdm.write(f"Go on: python ragen_mini.py --resume {cfg.out}")
+                raise SystemExit(128 + stop[0])
+            bar.update(i > 0)
+            bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "success", "entropy") if i})
+    plots.report(cfg.out)
     return rows
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask_to_stop)
-    config = parse_config()
     try:
+        config = parse_config()
+        for number in () if config.eval_only else (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, ask_to_stop)
         train(config)
-    except OSError as error:  # a full disk, for example; programming errors keep their traceback
-        need(False, f"{error}. Mend that, then go on from the last checkpoint: --resume {config.out}")
+    except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
+        need(False, f"{error}. A run that has begun goes on from its last checkpoint: --resume RUN")

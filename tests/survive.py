@@ -61,6 +61,10 @@ def run(*args, **how):
     return finish(start(*args, **how))
 
 
+def logged(out):  # -> rows in the log so far, of a run that may not have begun
+    return len(plots.load(out)[1]) if (out / "config.json").exists() and (out / "log.jsonl").exists() else 0
+
+
 def equal(a, b):
     if torch.is_tensor(a):
         return torch.equal(a, b)
@@ -74,7 +78,7 @@ def same(one, other):  # two run folders -> "" or what differs
             for run in (one, other)]
     files = [[Path(run, name).read_bytes() for name in ("samples.jsonl", "checkpoint/model.safetensors")] for run in (one, other)]
     states = [torch.load(Path(run, "checkpoint/trainer.pt"), weights_only=True) for run in (one, other)]
-    parts = [{name: state[name] for name in ("policy", "critic", "optimizer")} for state in states]
+    parts = [{name: x for name, x in state.items() if name != "config" and name not in plots.LOGS} for state in states]
     return " ".join(what for what, ok in (("log", rows[0] == rows[1]), ("samples", files[0][0] == files[1][0]),
                                           ("weights", files[0][1] == files[1][1]), ("trainer.pt", equal(*parts)),
                                           ("leftovers", not Path(one, "checkpoint.new").exists())) if not ok)
@@ -106,7 +110,7 @@ def kill_once(args, out, delay, dice, env):  # -> phase in which the process die
         return "before the run folder"
     if (out / "checkpoint.new").exists():
         return "while a checkpoint was written"
-    return "in training" if plots.load(out)[1][1:] else "before the first iteration"
+    return "in training" if logged(out) > 1 else "before the first iteration"
 
 
 def kills(count, work, model="tiny", settings=("--algo ppo", "--algo grpo", "--algo ppo --online-k 2", "--algo grpo --online-k 2"),
@@ -147,12 +151,12 @@ def signals(work, model="tiny"):
     for number in (signal.SIGINT, signal.SIGTERM):
         out = work / f"signal-{number}"
         process = start(*flags, "--out", out)
-        while not (out / "log.jsonl").exists() or not plots.load(out)[1]:
+        while process.poll() is None and not logged(out):
             time.sleep(0.001)
         process.send_signal(number)
         code, said, lines = finish(process)
         assert code == 128 + number and f"--resume {out}" in said and not any("Traceback" in line for line in lines), (code, lines)
-        assert len(plots.load(out)[1]) < 6
+        assert logged(out) < 6
         assert run("--resume", out)[0] == 0 and not same(out, work / "whole"), same(out, work / "whole")
     print("signals: SIGINT exits with 130, SIGTERM with 143, both resume to equal runs")
 
@@ -181,7 +185,7 @@ def disk(work, model="tiny", rooms=(0.02, 0.5, 1, 2, 3, 4, 5, 6, 7, 8), fills=5)
             process = start(*flags, *["--iterations", "60"] * (room == 30), "--out", out)
             if room == 30:
                 enough = dice.randrange(3, 30)
-                while not (out / "log.jsonl").exists() or len(plots.load(out)[1]) < enough:
+                while process.poll() is None and logged(out) < enough:
                     time.sleep(0.001)
                 with open(mount / "filler", "wb", buffering=0) as filler:
                     try:
@@ -293,8 +297,7 @@ def poison(work, model="tiny", algos=("ppo", "grpo")):
         out, call = work / f"poisoned-{algo}", 7 * (2 if algo == "ppo" else 1)
         code = POISON.format(call=call, script=str(ROOT / "ragen_mini.py"))
         one_line(run(code, *flags, "--out", out, script=["-c"]), "not finite", f"--resume {out}")
-        state = torch.load(out / "checkpoint/trainer.pt", weights_only=True)
-        assert all(x.isfinite().all() for x in state["policy"].values()) and 1 < len(plots.load(out)[1]) < 7
+        assert 1 < logged(out) < 7
         assert run("--resume", out)[0] == 0 and not same(out, work / f"clean-{algo}"), same(out, work / f"clean-{algo}")
     print(f"poison: a NaN in a gradient stopped {len(algos)} runs before the step; resumed, they equal the clean ones")
 
@@ -313,7 +316,7 @@ def damage(work, model="tiny"):
         assert run(*flags, *more, "--out", out)[0] == 0
     shutil.rmtree(half)
     process = start(*flags, "--out", half)
-    while not (half / "checkpoint/trainer.pt").exists() or len(plots.load(half)[1]) < 4:
+    while process.poll() is None and logged(half) < 4:
         time.sleep(0.001)
     process.kill()
     finish(process)
