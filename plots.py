@@ -223,7 +223,7 @@ def report(run):
         for name, p in row.get("eval", {}).items():
             print(f"{when:9} {eval_line(name, p, config)}")
     skipped = sum(row.get("updates") == 0 for row in rows)
-    print(f"{skipped} iterations without an update: every kept group ended alike\n" * bool(skipped), end="")
+    print(f"{skipped} iterations without an update: no kept group had any spread\n" * bool(skipped), end="")
     print(f"{curves([run])}; samples.jsonl, log.jsonl and checkpoint/ are beside it")
 
 def main(argv=None):

@@ -3,6 +3,7 @@ history, then padded updates on logits of every token, old log-probs from a pass
 
     python tests/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--rounds n]
     python tests/bench.py --growth    how time grows with P*N and with the number of turns
+    python tests/bench.py --turns     the rollout of five and of ten turns alone, for large models
     python tests/bench.py --agree     by how much the fast paths differ from the plain ones
     python tests/bench.py --activations     memory a token of the backward pass, for README's table of cards
 
@@ -170,6 +171,22 @@ def peak_memory(args):  # of a process that only does its side's work
     print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) // 1024)  # Linux
 
 
+def turns(args):
+    """The rollout alone: SmolLM2's updates would take minutes."""
+    policy, tok, _, cfg = load(args)
+    encode = rm.encode
+    rm.encode = lambda tok, *rest, **named: (-1,) if "." in rest else encode(tok, *rest, **named)  # as in growth
+    for cfg.max_turns in (5, 10):
+        seconds = []
+        for i in range(args.rounds + 1):
+            start = time.perf_counter()
+            trajs = rm.rollout(policy, tok, cfg.env, range(1000, 1000 + cfg.prompts), cfg.rollouts, cfg, i, 1.0)
+            seconds.append(time.perf_counter() - start)
+        written, read = (sum(map(count, trajs)) / len(trajs) for count in (lambda t: sum(t.mask), lambda t: len(t.ids)))
+        print(f"full length, ours: {len(trajs)} trajectories, {cfg.max_turns} turns of {cfg.max_new_tokens} tokens: rollout "
+              f"{np.median(seconds[1:]):.2f} s; {written:.0f} tokens written, {read:.0f} in all", flush=True)
+
+
 def growth(args):
     """Full length: answers of exactly max_new_tokens, no ends of turn, invalid: every episode lasts to its last turn."""
     policy, tok, optimizer, cfg = load(args)
@@ -217,12 +234,13 @@ if __name__ == "__main__":
     for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16), ("max-new-tokens", 32),
                           ("rounds", 10), ("threads", 2), ("memory-of", "")):
         parser.add_argument("--" + name, type=type(default), default=default)
-    for name in ("growth", "agree", "activations"):
+    for name in ("growth", "turns", "agree", "activations"):
         parser.add_argument("--" + name, action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.activations:
         activations()
     else:
-        mode = peak_memory if args.memory_of else growth if args.growth else agree if args.agree else compare
+        chosen = [mode for mode in (growth, turns, agree) if getattr(args, mode.__name__)]
+        mode = peak_memory if args.memory_of else chosen[0] if chosen else compare
         mode(args)

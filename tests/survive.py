@@ -46,13 +46,16 @@ sys.argv = ["ragen_mini.py", *sys.argv[1:]]
 runpy.run_path({script!r}, run_name="__main__")"""
 
 
-def start(*args, script=(str(ROOT / "ragen_mini.py"),), **how):  # -> process
-    return subprocess.Popen([sys.executable, *script, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            cwd=ROOT, **how)
+def start(*args, script=(str(ROOT / "ragen_mini.py"),), **how):  # -> process, which writes to files: a full pipe would stop it
+    out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    process = subprocess.Popen([sys.executable, *script, *map(str, args)], stdout=out, stderr=err, cwd=ROOT, **how)
+    process.files = out, err
+    return process
 
 
 def finish(process):  # -> exit code, stdout, the lines of stderr without progress bars
-    out, err = process.communicate()
+    process.wait()
+    out, err = (file.seek(0) or file.read() for file in process.files)
     lines = [line for line in re.split(r"[\r\n]+", err) if line.strip() and not re.search(r"\d+%\|| \[\d\d:\d\d<|it/s", line)]
     return process.returncode, out, lines
 
