@@ -155,7 +155,7 @@ def undo(state, floor):
 
 class FrozenLake(Env):
     """Reach the goal over ice. State: the player's cell. The intended move has probability `success_rate`
-    (paper: 1/3; released code: 0.8), the perpendicular ones share the rest. Goal (+1) and holes end it."""
+    (paper: 1/3; later code: 0.8), the perpendicular ones share the rest. Goal (+1) and holes end it."""
     actions = ("Left", "Down", "Right", "Up")  # the neighbours in this circle are perpendicular
 
     def __init__(self, size=4, p=0.8, success_rate=1 / 3):

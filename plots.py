@@ -105,7 +105,7 @@ def open_run(cfg, parts):  # -> cfg with its folder, log.jsonl, samples.jsonl, r
             need(False, f"{out} is in use by another process")
     (out / "config.new").write_text(json.dumps(asdict(cfg), indent=1))
     (out / "config.new").replace(out / "config.json")
-    for file, text in zip(files, texts):
+    for file, text in zip(files, texts):  # rows after the checkpoint go: they are made again
         file.truncate(0)
         print(text, end="", file=file, flush=True)
     return cfg, *files, rows
@@ -139,7 +139,7 @@ def restore(parts, cfg):  # -> what `save` saved
             if part:
                 part.load_state_dict(saved[name])
     except Exception as error:
-        need(False, f"{file} cannot be used: put it back or start anew ({' '.join(str(error).split())[:60]})")
+        need(False, f"{file} cannot be used: put it back or start anew ({repr(error)[:60]})")
     for group, lr in zip(parts["optimizer"].param_groups, (cfg.lr, cfg.critic_lr)):
         group["lr"] = lr  # --resume may lower it
     return saved

@@ -26,7 +26,7 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
-MAX_NORM, VALUE_CLIP = 1.0, 0.5  # of the gradient; of a value's move. Released code
+MAX_NORM, VALUE_CLIP = 1.0, 0.5  # longest gradient; farthest a value moves in an update. Released code
 CUDA, QWEN, STOP = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct", []  # STOP: signals that came
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory, changes no gradient
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in the update: 256 MB, and a few copies
@@ -63,7 +63,7 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
     max_new_tokens: int = None  # tokens the model may write per turn (tiny: 32, other models: 400)
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
     no_think: bool = False  # answer at once, without <think>...</think>
-    success_rate: float = 1 / 3  # FrozenLake: probability of the intended move (released code: 0.8)
+    success_rate: float = 1 / 3  # FrozenLake: probability of the intended move (later code: 0.8)
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: float = 1.0  # ppo: discount
     lam: float = 1.0  # ppo: lambda of GAE
@@ -86,9 +86,9 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
         preset = (TINY if self.model == "tiny" else PAPER) | (STARPO_S if self.starpo_s else STARPO)
         vars(self).update({name: value for name, value in preset.items() if getattr(self, name) is None})
         for name, x in vars(self).items():
-            least, high = "at least" if name in MAY_BE_ZERO else "above", 1 if name in AT_MOST_ONE else 1e9
-            need(type(x) not in (int, float) or 0 <= x <= high and (x or least == "at least"),
-                 f"--{name.replace('_', '-')} {x}: must be {least} 0 and at most {high:g}")
+            zero, high = name in MAY_BE_ZERO, 1 if name in AT_MOST_ONE else 1e9
+            need(type(x) not in (int, float) or 0 < x <= high or zero and x == 0,
+                 f"--{name.replace('_', '-')} {x}: {'at least' if zero else 'above'} 0 and at most {high:g}")
         self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
         self.eval_names = list(dict.fromkeys([self.env, *filter(None, self.eval_envs.split(","))]))
         here = ["cpu"] + ["cuda"] * CUDA + ["mps"] * torch.backends.mps.is_available()
@@ -103,16 +103,16 @@ def parse_config(argv=None):  # -> Config; the command line is made from its fie
     texts = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Config), re.M))
     for f in fields(Config):
         kind = {"action": "store_true"} if f.type is bool else {"type": f.type, "metavar": f.type.__name__}
-        default = round(f.default, 3) if type(f.default) is float else f.default
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
-                            help=texts[f.name] + f" [{default}]" * bool(default))
+                            help=texts[f.name] + f" [{str(f.default)[:10]}]" * bool(f.default))
     given = vars(parser.parse_args(argv))
     run = given.get("resume") or os.path.dirname(given.get("model", "").rstrip("/"))  # of RUN/checkpoint
     saved = plots.load(run)[0] if "resume" in given or run and Path(run, "log.jsonl").exists() else {}
     need(saved.keys() <= texts.keys(), f"{run} was made by another version of this program")
     changed = " ".join(sorted(given.keys() - plots.MAY_CHANGE)) if "resume" in given else ""
     need(not changed, f"--resume goes on with the settings of {run}, it cannot change {changed}")
-    return Config(**saved | ({} if "resume" in given else {"device": "auto", "out": ""}) | given)
+    anew = {"device", "out", *(STARPO if "starpo_s" in given else ())} if "resume" not in given else ()
+    return Config(**{name: x for name, x in saved.items() if name not in anew} | given)
 
 # ------------------------------------------------------ words in, actions out: a turn, and the trajectory
 START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag of an answer is in the prompt
@@ -128,7 +128,7 @@ def message(env, cfg, left, reward=None):  # what the agent reads: the task or i
 
 @functools.lru_cache(2048)  # a group often reads the same
 def encode(tok, no_think, user, after_answer):  # -> ids
-    """A user message in the chat template, then START. `after_answer`: before it, the end of that answer."""
+    """A user message in the chat template, then START; `after_answer`: first what closes that answer."""
     chat = [("user", "."), ("assistant", "(seam)")] * after_answer + [("user", user)]  # cut behind (seam)
     chat = [{"role": role, "content": content} for role, content in chat]
     text = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False).split("(seam)")[-1]
@@ -148,14 +148,14 @@ class Trajectory:
         self.env.reset(seed, options={"noise": noise})
         self.group, self.left = group, cfg.max_actions  # which of the P prompts; actions left
         self.ids, self.mask = [], []  # every token: messages and answers; did the model write it?
-        self.old_logp, self.reward = [], []  # when sampled, or 0; a turn's, on its answer's last token
+        self.old_logp, self.reward = [], []  # log-prob if sampled; reward on an answer's last token; else 0
         self.turns = []  # dicts: state, answer, valid, reward, tokens
-        self.R = self.entropy = 0.0  # eq. 2: the sum of the turns' rewards; summed over the model's tokens
+        self.R = self.entropy = 0.0  # eq. 2: sum of all rewards; entropy, summed over the sampled tokens
         self.seen = self.start = 0  # how many ids are in the KV cache; where the present answer begins
         self.done = self.success = False
         self.add(encode(tok, cfg.no_think, message(self.env, cfg, self.left), after_answer=False))
 
-    def add(self, ids, logp=None):  # log-probs: the model wrote it, it will be trained; else context
+    def add(self, ids, logp=None):  # with log-probs: written by the model, to be trained; without: context
         self.ids += ids
         self.mask += [logp is not None] * len(ids)
         self.old_logp += logp or [0.0] * len(ids)
@@ -181,8 +181,8 @@ def take_turn(traj, tok, cfg, stop):
 
 # --------------------------------------------------------------------------------------------------- rollout
 class KVCache:
-    """Keys and values of every layer: B rows, H heads, S columns. Row b is trajectory b, its tokens stand in
-    columns 0, 1, 2, ... without gaps, wherever the other rows are. A pass may be for some rows only."""
+    """Keys and values of all layers, (B,H,S,D): H heads, S columns, D a head's width here. A row's tokens are
+    in columns 0, 1, 2, ... without gaps, wherever other rows are. A pass: b rows, q new tokens in each."""
     def __init__(self, B, device):
         self.B, self.device, self.kept = B, device, {}  # `read` sets rows (b,), column (b,q), S of a pass
 
@@ -199,9 +199,9 @@ class KVCache:
         self.B, self.kept = len(rows), {layer: kept[rows] for layer, kept in self.kept.items()}
 
 def read(policy, cache, trajs, rows, temperature):  # -> log-probs (b,V) of the token that comes next
-    """These of the trajectories read what they have not seen, be it a message or the token just sampled."""
+    """Each row reads its unseen ids; in the cache the pads come *behind* them: not seen, soon overwritten."""
     start, new = [trajs[row].seen for row in rows], [trajs[row].ids[trajs[row].seen:] for row in rows]
-    pads = [max(map(len, new)) - len(ids) for ids in new]  # on the left; their columns: overwritten soon
+    pads = [max(map(len, new)) - len(ids) for ids in new]  # left of the new ids: all end together
     ids = [[0] * n + ids for n, ids in zip(pads, new)]
     rows, start, pads, ids = (torch.tensor(x, device=cache.device) for x in (rows, start, pads, ids))
     column = start[:, None] + (torch.arange(ids.shape[1], device=ids.device) - pads[:, None]) % ids.shape[1]
@@ -228,7 +228,7 @@ def rollout(policy, tok, name, seeds, N, cfg, seed, temperature):  # -> len(seed
             ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
             sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
             for row, new_ids, new_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
-                live[row].seen = len(live[row].ids)
+                live[row].seen = len(live[row].ids)  # `read` has put all of these into the cache
                 live[row].add(new_ids, new_logp)
                 live[row].entropy += entropy
             rows = [row for row in rows if live[row].ids[-1] != stop
@@ -347,7 +347,7 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
                     means["value_loss"].backward()
                 stats.update({name: mean.item() for name, mean in means.items()})
             norms = [torch.nn.utils.clip_grad_norm_(g["params"], MAX_NORM) for g in optimizer.param_groups]
-            need(abs(sum([*norms, *stats.values()])) < np.inf, f"loss or gradient is {DIVERGED}{cfg.out}")
+            need(sum([*norms, *stats.values()]).isfinite(), f"loss or gradient is {DIVERGED}{cfg.out}")
             optimizer.step()
             optimizer.zero_grad()
             steps.append(dict(stats, grad_norm=norms[0].item()))
@@ -447,9 +447,9 @@ def tiny_folder():  # -> folder of the embedded model, named after its recipe; m
     return folder
 
 def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
-    """fp32: a step of 1e-6 vanishes in bf16. eval: no dropout. The critic: the policy's body and weights."""
+    """fp32: 1e-6 steps vanish in bf16. eval: no dropout. Critic: the policy's body, its 1 label the value."""
     source = tiny_folder() if cfg.model == "tiny" else cfg.model
-    torch.manual_seed(cfg.seed)  # the critic's head is random; after the cold start, which draws, too
+    torch.manual_seed(cfg.seed)  # for the critic's random head; only here: the cold start draws, too
     try:
         tok = transformers.AutoTokenizer.from_pretrained(source)
         policy, *critic = (getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
@@ -499,11 +499,11 @@ def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # one of StarPO's ite
     need(R.isfinite().all(), f"a return is {DIVERGED}{cfg.out}")
     if i == 1:
         self_check(trajs, policy, cfg)
-    for k in range(0, len(R), cfg.prompts):
-        kept = k + uncertainty_filter(R[k:k + cfg.prompts], cfg.keep)
-        if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # no spread in any group: no update
+    for first in range(0, len(R), cfg.prompts):  # slices of P prompts: k of them, see online_k
+        kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
+        if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # else no kept group has any spread: skipped
             batches.append(score([traj for traj in trajs if traj.group in kept], ref, critic, cfg))
-            steps += update(batches[-1], policy, critic, optimizer, cfg, draw + k)
+            steps += update(batches[-1], policy, critic, optimizer, cfg, draw + first)
     seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
     return {"iteration": i} | plots.statistics(trajs, R, batches, steps) | seconds
 

@@ -75,6 +75,12 @@ def test_a_checkpoint_brings_the_settings_of_its_run(tmp_path, folder):
     assert (cfg.env, cfg.algo, cfg.max_new_tokens, cfg.lr, cfg.iterations, cfg.out) == ("sokoban", "grpo", 20, 1e-3, 7, "")
 
 
+def test_starpo_s_on_a_checkpoint_is_starpo_s(tmp_path, folder):
+    out, _ = run(tmp_path, folder, "--iterations", 1)
+    cfg = rm.parse_config(["--model", f"{out}/checkpoint", "--starpo-s"])
+    assert (cfg.keep, cfg.kl_coef, cfg.clip_high) == (0.25, 0.0, 0.28)
+
+
 def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, folder, monkeypatch):
     slices, real = [], rm.score
     monkeypatch.setattr(rm, "score", lambda trajs, *rest: slices.append([id(t) for t in trajs]) or real(trajs, *rest))
