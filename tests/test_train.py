@@ -219,6 +219,8 @@ def test_readme_speed_is_that_of_the_log():
     for side in ("ours", "generate"):
         five, ten = (growth[f"full length, {side}: 128 trajectories, {k} turns"] for k in (5, 10))
         assert f"{float(ten) / float(five):.1f} times" in readme and five in readme and ten in readme
+    five, ten = re.findall(r"^full length, ours: 8 trajectories, (?:5|10) turns of 32 tokens: rollout (.*) s; .* written", log, re.M)
+    assert f"{float(ten) / float(five):.1f} times ({five} and {ten} s" in readme
 
 
 def test_readme_environment_example_works(cfg, tok, play):
