@@ -7,6 +7,7 @@ test_survive.py does a small subset with a model that was taught for seconds. Ev
 on the CPU; "equal" means the rows of log.jsonl without their seconds, the bytes of samples.jsonl and of model.safetensors,
 and every number in trainer.pt.
 """
+import argparse
 import itertools
 import os
 import random
@@ -369,11 +370,19 @@ def damage(work, model="tiny"):
 
 
 if __name__ == "__main__":
+    todo = {"parser": parser, "kills": kills, "signals": signals, "disk": disk, "poison": poison, "damage": damage, "cache": cache}
+    arguments = argparse.ArgumentParser("survive.py", description="A run is never lost, and never lies: all of it, or one part.")
+    arguments.add_argument("part", nargs="?", choices=todo)
+    arguments.add_argument("number", nargs="?", type=int, help="of strings (parser) or runs (kills)")
+    args = arguments.parse_args()
+    torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as folder:
-        part, number = (sys.argv[1:] + ["all", "0"])[0], int((sys.argv[1:] + ["all", "0"])[1]) if len(sys.argv) > 2 else 0
-        todo = {"parser": lambda work: parser(number or 200_000), "kills": lambda work: kills(number or 32, work, cold=2),
-                "signals": signals, "disk": disk, "poison": poison, "damage": damage, "cache": cache}
-        torch.set_num_threads(2)
-        for name in todo if part == "all" else [part]:
-            (work := Path(folder, name)).mkdir()
-            todo[name](work)
+        for name in [args.part] if args.part else todo:
+            work = Path(folder, name)
+            work.mkdir()
+            if name == "parser":
+                parser(args.number or 200_000)
+            elif name == "kills":
+                kills(args.number or 32, work, cold=2)
+            else:
+                todo[name](work)
