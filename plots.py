@@ -2,7 +2,7 @@
 
     python plots.py curves RUN [RUN ...] [--out FILE]   one dashboard, runs overlaid (default: RUN/curves.png)
 """
-import argparse, contextlib, copy, itertools, json, math, sys
+import argparse, contextlib, copy, itertools, json, math, shutil, sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,6 +39,10 @@ def need(condition, message):  # what the user can put right is one line on the 
     if not condition:
         tqdm.write(message, file=sys.stderr)
         raise SystemExit(2)
+
+def say(text):  # above the progress bar; into `| tee`, which Ctrl-C ended, too, without failing
+    with contextlib.suppress(OSError):
+        tqdm.write(text)
 
 def interval(p, n, z=1.96):  # -> low, high
     """Wilson's 95% interval of a success rate p that was measured on n episodes."""
@@ -85,24 +89,31 @@ def warn_of_collapse(rows):
              "fewer than half of the turns are valid": valid[-5:].mean() < 0.5 <= valid[:5].mean()}
     if any(signs.values()):
         rows[-1]["collapse"] = next(sign for sign, seen in signs.items() if seen)
-        tqdm.write(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
+        say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
 
 def open_run(cfg, parts):  # -> cfg with its folder, log.jsonl, samples.jsonl, rows of the log so far
     """A new folder, for nothing is ever overwritten; or that of --resume: parts and logs as when it saved."""
-    saved, out, cfg = restore(parts, cfg) if cfg.resume else {}, Path(cfg.resume), copy.copy(cfg)
-    if not cfg.resume:
+    out, run, cfg = Path(cfg.resume), cfg.resume, copy.copy(cfg)
+    if not run:
         name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
         out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
         out.mkdir(parents=True)
-    texts, cfg.out, cfg.resume = [saved.get(name, "") for name in LOGS], str(out), ""
-    rows = [json.loads(line) for line in texts[0].splitlines()]
-    need(len(rows) <= cfg.iterations + 1, f"{out} has {len(rows) - 1} iterations already")
     files = [open(out / name, "a") for name in LOGS]
-    if fcntl:
-        try:
-            fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            need(False, f"{out} is in use by another process")
+    try:
+        fcntl and fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        need(False, f"{out} is in use by another process")
+    except OSError:
+        pass  # a file system without locks
+    with contextlib.ExitStack() as failed:  # then the files are closed and the lock is free again
+        for file in files:
+            failed.enter_context(file)
+        saved = restore(parts, cfg) if run else {}
+        done = len(saved.get(LOGS[0], "").splitlines()) - 1
+        need(done <= cfg.iterations, f"{out} has {done} iterations already")
+        failed.pop_all()
+    cfg.out, cfg.resume, texts = str(out), "", [saved.get(name, "") for name in LOGS]
+    rows = [json.loads(line) for line in texts[0].splitlines()]
     (out / "config.new").write_text(json.dumps(asdict(cfg), indent=1))
     (out / "config.new").replace(out / "config.json")
     for file, text in zip(files, texts):  # rows after the checkpoint go: they are made again
@@ -123,6 +134,8 @@ def save(tok, parts, cfg):  # parts: policy, critic, ref, optimizer
         need(False, f"cannot save: {' '.join(str(error).split())}. Mend that, then go on: --resume {out}")
     old.mkdir(exist_ok=True)
     for file in sorted(new.iterdir(), key=lambda file: file.name == "trainer.pt"):  # last: it decides
+        if file.is_dir():  # a tokenizer with several chat templates
+            shutil.rmtree(old / file.name, ignore_errors=True)
         file.replace(old / file.name)
     new.rmdir()
 

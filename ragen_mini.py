@@ -224,7 +224,7 @@ def rollout(policy, tok, name, seeds, N, cfg, seed, temperature):  # -> len(seed
     while live:
         rows = range(len(live))  # that are still writing their answer
         while rows:
-            need(logp.max() <= 0, f"a log-prob is {DIVERGED}{cfg.out}")  # false for nan
+            need(logp.max() <= 0, f"a log-prob is {DIVERGED}{cfg.out or 'RUN'}")  # false for nan
             ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
             sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
             for row, new_ids, new_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
@@ -473,7 +473,7 @@ def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success on it
     for name in cfg.eval_names:
         trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, EVAL_TEMPERATURE)
         result[name] = sum(traj.success for traj in trajs) / len(trajs)
-        tqdm.write(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
+        plots.say(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
         for traj in trajs[:2]:  # whole episodes, to be read
             row = dict(when=when, env=name, success=traj.success, R=traj.R, turns=traj.turns)
             print(json.dumps(row | {"text": tok.decode(traj.ids)}), file=samples, flush=True)
@@ -509,9 +509,9 @@ def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # one of StarPO's ite
 
 def ask_to_stop(number, _):  # once the iteration is finished and saved; a second signal does not wait
     STOP.append(number)
-    signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(OSError):  # `| tee`, which got the signal, too
-        tqdm.write("stopping as soon as this iteration is saved; once more: at once")
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_DFL)
+    plots.say("stopping at the next save, after this iteration; once more: at once")
 
 def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
     policy, critic, ref, optimizer, tok = load_models(cfg)
@@ -533,7 +533,7 @@ def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before traini
             if i % cfg.save_every == 0 or i == last or stop:  # 0, too: is the disk writable?
                 plots.save(tok, parts, cfg)
             if stop:
-                tqdm.write(f"Go on: python ragen_mini.py --resume {cfg.out}")
+                plots.say(f"Go on: python ragen_mini.py --resume {cfg.out}")
                 raise SystemExit(128 + stop[0])
             bar.update(i > 0)
             bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "success", "entropy") if i})
