@@ -16,11 +16,6 @@ from tqdm import tqdm
 
 import envs
 
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one run are not noticed
-    fcntl = None
-
 # Okabe and Ito's colours, which colour-blind readers tell apart; line styles repeat the code in grey print
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", "-.", ":"]
@@ -93,31 +88,20 @@ def warn_of_collapse(rows):
 
 def open_run(cfg, parts):  # -> cfg with its folder, log.jsonl, samples.jsonl, rows of the log so far
     """A new folder, for nothing is ever overwritten; or that of --resume: parts and logs as when it saved."""
-    out, run, cfg = Path(cfg.resume), cfg.resume, copy.copy(cfg)
-    if not run:
+    out, saved, cfg = Path(cfg.resume), {}, copy.copy(cfg)
+    if cfg.resume:
+        saved = restore(parts, cfg)
+    else:
         name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
         out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
         out.mkdir(parents=True)
-    files = [open(out / name, "a") for name in LOGS]
-    try:
-        fcntl and fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        need(False, f"{out} is in use by another process")
-    except OSError:
-        pass  # a file system without locks
-    with contextlib.ExitStack() as failed:  # then the files are closed and the lock is free again
-        for file in files:
-            failed.enter_context(file)
-        saved = restore(parts, cfg) if run else {}
-        done = len(saved.get(LOGS[0], "").splitlines()) - 1
-        need(done <= cfg.iterations, f"{out} has {done} iterations already")
-        failed.pop_all()
     cfg.out, cfg.resume, texts = str(out), "", [saved.get(name, "") for name in LOGS]
     rows = [json.loads(line) for line in texts[0].splitlines()]
+    need(len(rows) <= cfg.iterations + 1, f"{out} has {len(rows) - 1} iterations already")
     (out / "config.new").write_text(json.dumps(asdict(cfg), indent=1))
     (out / "config.new").replace(out / "config.json")
-    for file, text in zip(files, texts):  # rows after the checkpoint go: they are made again
-        file.truncate(0)
+    files = [open(out / name, "w") for name in LOGS]  # rows after the checkpoint go: they are made again
+    for file, text in zip(files, texts):
         print(text, end="", file=file, flush=True)
     return cfg, *files, rows
 

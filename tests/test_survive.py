@@ -143,21 +143,6 @@ def test_the_reference_comes_from_the_checkpoint(flags, whole, tok, folder, tmp_
     assert rows[6]["kl"] == plots.load(whole)[1][6]["kl"]
 
 
-def test_a_run_is_not_resumed_twice_at_once(copy, capsys):
-    log = open(copy / "log.jsonl", "a")
-    plots.fcntl.flock(log, plots.fcntl.LOCK_EX)
-    before = (copy / "log.jsonl").read_bytes()
-    assert "in use" in fails(capsys, "--resume", copy) and (copy / "log.jsonl").read_bytes() == before
-
-
-def test_a_file_system_without_locks_is_no_obstacle(copy, whole, monkeypatch):
-    def flock(*_):
-        raise OSError(38, "Function not implemented")
-    monkeypatch.setattr(plots.fcntl, "flock", flock)
-    train("--resume", copy)
-    assert not survive.same(copy, whole)
-
-
 def test_ctrl_c_that_ends_tee_too_loses_nothing(flags, whole, tmp_path):
     """Nobody reads stdout any more when the signal comes, and the iteration that is finished has an evaluation to print."""
     out = tmp_path / "run"
