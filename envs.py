@@ -13,7 +13,7 @@ and which also gives `solve` (breadth-first search) and `yardsticks` (exact succ
     python envs.py                   the yardsticks of every world, by number of actions
     python envs.py play sokoban 7    play level 7: you read what the language model reads
 """
-import itertools, sys, zlib
+import itertools, math, sys, zlib
 from functools import lru_cache
 
 import numpy as np
@@ -27,6 +27,10 @@ def picture(size, symbol):
 def shift(cell, way, times=1):  # shift((2, 2), "Up") -> (1, 2)
     return cell[0] + times * MOVES[way][0], cell[1] + times * MOVES[way][1]
 
+def way(a, b):  # way((0, 0), (2, 1)) -> "2 down and 1 right"
+    moves = zip((b[0] - a[0], b[1] - a[1]), (("up", "down"), ("left", "right")))
+    return " and ".join(f"{abs(d)} {ways[d > 0]}" for d, ways in moves if d)
+
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, spec, seed):
     """The level of a seed; one that is rejected is redrawn, reproducibly. A quarter of all levels, chosen by
@@ -38,7 +42,7 @@ def find_level(world, spec, seed):
             return level
 
 class Env:
-    """What the worlds share. A world adds `draw`, `outcomes`, `won` and `render`."""
+    """What the worlds share. A world adds `draw`, `outcomes`, `render` and `goal`, a state (or `won`)."""
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     spec = ()         # the arguments of `draw`
@@ -49,6 +53,9 @@ class Env:
         dice = np.random.default_rng([seed, (options or {}).get("noise", 0), 1])  # 1: no level's stream
         vars(self).update(fixed, over=False, dice=dice)
         return self.render(), {"success": False}
+
+    def won(self, state):
+        return state == self.goal
 
     def step(self, action):  # -> observation, reward, terminated, truncated (always False), info
         assert action in self.actions, f"{action!r} is not one of {self.actions}"
@@ -64,7 +71,7 @@ class Bandit(Env):
     split = False  # there are only two levels
 
     def __init__(self, low, high):
-        self.low, self.high, self.actions, self.spec = low, high, (low, high), (low, high)
+        self.low, self.goal, self.actions, self.spec = low, high, (low, high), (low, high)
         self.instruction = (
             "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
             "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
@@ -76,10 +83,7 @@ class Bandit(Env):
     def outcomes(self, state, action):
         if action == self.low:
             return [(1.0, self.low, 0.15, True)]
-        return [(0.75, self.high, 0.0, True), (0.25, self.high, 1.0, True)]
-
-    def won(self, state):
-        return state == self.high
+        return [(0.75, self.goal, 0.0, True), (0.25, self.goal, 1.0, True)]
 
     def render(self):
         return f"You pulled {self.state}." if self.over else "The arms are {} and {}.".format(*self.state)
@@ -181,9 +185,6 @@ class FrozenLake(Env):
             outcomes.append((p, cell, float(cell == self.goal), cell == self.goal or cell in self.holes))
         return outcomes
 
-    def won(self, state):
-        return state == self.goal
-
     def render(self):
         grid = {hole: "O" for hole in self.holes} | {self.goal: "G"}
         grid[self.state] = {"O": "X", "G": "√"}.get(grid.get(self.state), "P")
@@ -213,24 +214,21 @@ def solve(env):
 def yardsticks(env, horizon):  # -> random, optimal: lists of the success within 0..horizon actions
     """Uniform random play, and the best possible play that sees the state before every action, by dynamic
     programming: V_h(s) = mean_a or max_a of sum_s' p(s'|s,a) V_h-1(s')."""
-    index, queue, table = {env.state: 0}, [(env.state, horizon)], []  # number of a state; actions left in it
-    for state, left in queue:
-        ways = [env.outcomes(state, action) if left else [(1.0, state, 0.0, True)] for action in env.actions]
-        for _, new, _, over in itertools.chain(*ways):
-            if new not in index:
-                index[new] = len(index)
-                queue.append((new, 0 if over else left - 1))
-        table.append([[(p, index[new]) for p, new, *_ in way] for way in ways])
-    widest = max(len(way) for row in table for way in row)
-    table = [[way + [(0.0, 0)] * (widest - len(way)) for way in row] for row in table]
-    prob, to = np.moveaxis(np.array(table), 3, 0)  # (states, actions, outcomes) each
-    curves = []
+    index, queue, table, curves = {env.state: 0}, [(env.state, horizon)], [], []  # states, actions left there
+    for i, (state, left) in enumerate(queue):
+        for action in env.actions:
+            for p, new, _, over in env.outcomes(state, action) if left else [(1.0, state, 0.0, True)]:
+                if new not in index:
+                    index[new] = len(index)
+                    queue.append((new, 0 if over else left - 1))
+                table.append((i * len(env.actions) + env.actions.index(action), p, index[new]))
+    row, prob, to = np.array(table).T
     for pick in (np.mean, np.max):
-        V = np.array([float(env.won(state)) for state, _ in queue])
-        curves.append([V[0]])
+        V = [np.array([float(env.won(state)) for state, _ in queue])]
         for _ in range(horizon):
-            V = pick((prob * V[to.astype(int)]).sum(2), axis=1)
-            curves[-1].append(V[0])
+            Q = np.bincount(row.astype(int), prob * V[-1][to.astype(int)])  # (states * actions)
+            V.append(pick(Q.reshape(len(queue), -1), axis=1))
+        curves.append([values[0] for values in V])
     return curves
 
 @lru_cache
@@ -239,22 +237,24 @@ def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3): 
     env = make(name, success_rate)
     return np.mean([yardsticks(env, horizon) for seed in EVAL_SEEDS[:levels] if env.reset(seed)], axis=0)
 
+def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a success rate p that n episodes gave
+    center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return min(p, (center - half) / (1 + z * z / n)), max(p, (center + half) / (1 + z * z / n))
+
 def print_table(budgets=(1, 5, 10, 15, 20, 25)):
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
     for name, rate in [*((name, 1 / 3) for name in ENVS), ("frozenlake", 0.8)]:
         random, best = 100 * mean_yardsticks(name, max(budgets), success_rate=rate)
-        cells = "".join(f"{random[b]:6.1f} /{best[b]:5.1f}" for b in budgets)
-        print(f"{name + ' 0.8' * (rate == 0.8):18}{cells}", flush=True)
+        print(f"{name + ' 0.8' * (rate == 0.8):18}", *(f"{random[b]:5.1f} /{best[b]:5.1f}" for b in budgets))
 
 def play(name="sokoban", seed="0"):
-    env, total, over = make(name), 0.0, False
+    env = make(name)
     print(f"{env.instruction}\n\n{env.reset(int(seed))[0]}")
-    while not over and (word := input(f"\n{' / '.join(env.actions)} (or its start): ").strip().lower()):
+    while not env.over and (word := input(f"\n{' / '.join(env.actions)} (or its start): ").strip().lower()):
         for action in [action for action in env.actions if action.lower().startswith(word)][:1]:
-            obs, reward, over, _, info = env.step(action)
-            total += reward
-            print(f"\n{obs}\nreward {reward:.2f}, return {total:.2f}" + ", solved!" * info["success"])
+            obs, reward, _, _, info = env.step(action)
+            print(f"\n{obs}\nreward {reward:.2f}" + ", solved!" * info["success"])
 
 if __name__ == "__main__":
     play(*sys.argv[2:]) if sys.argv[1:2] == ["play"] else print_table()

@@ -1,34 +1,30 @@
 """What a run says, logs and saves; and figures, drawn from RUN/config.json and RUN/log.jsonl alone.
 
-    python plots.py curves RUN [RUN ...] [--out FILE]   one dashboard, runs overlaid (default: RUN/curves.png)
+    python plots.py curves RUN [RUN ...]   one dashboard, runs overlaid: RUN/curves.png
+    python plots.py xray RUN               every token of a few episodes, what it earned: RUN/xray.html
+    python plots.py fig10 [--run]          a figure or table of the paper; --run: train first what is missing
+    python plots.py all|claims [--run]     all of them | the paper's claims, and what our runs say of them
 """
-import argparse, contextlib, copy, itertools, json, math, shutil, sys
+import argparse, contextlib, copy, itertools, json, math, os, re, shutil, sys, zlib
 from dataclasses import asdict
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from tqdm import tqdm
 
 import envs
-
-# Okabe and Ito's colours, which colour-blind readers tell apart; line styles repeat the code in grey print
-COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLES = ["-", "--", "-.", ":"]
-LOGS = "log.jsonl", "samples.jsonl"
+LOGS, PICTURES = ("log.jsonl", "samples.jsonl"), Path(__file__).parent / "figures"
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # options beside --resume
-PANELS = [  # column of log.jsonl, title, logarithmic?
-    ("success", "success rate", False),
-    ("reward", "return of an episode (training)", False),
-    ("reward_std", "std of the return inside a group", True),
-    ("entropy", "entropy per token [nats]", False),
-    ("grad_norm", "gradient norm before clipping", True),
-    ("response_length", "tokens written per episode", False),
-]
+PAPER = json.loads((PICTURES / "paper.json").read_text())  # its figures and claims, as data
+plt.switch_backend("Agg")  # no screen needed
+plt.style.use(["petroff10", PAPER["style"]])  # colours that all readers tell apart
+MEASURES = {"mean": np.mean, "end": lambda y: y[-1],  # of a curve: the number that a claim is about
+    "early gain": lambda y: max(y[:len(y) // 2 + 1]) - y[0], "drop": lambda y: 1 - y[-1] / max(y),
+    "held": lambda y: np.mean(2 * y > max(y)), "spike": lambda y: math.log10(max(y) / np.median(y)),
+    "fall": lambda y: np.mean(y[:len(y) // 4 or 1]) - np.mean(y[-(len(y) // 4 or 1):])}  # first, last quarter
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # 95%
 
 def need(condition, message):  # what the user can put right is one line on the terminal and exit code 2
     if not condition:
@@ -39,18 +35,12 @@ def say(text):  # above the progress bar; into `| tee`, which Ctrl-C ended, too,
     with contextlib.suppress(OSError):
         tqdm.write(text)
 
-def interval(p, n, z=1.96):  # -> low, high
-    """Wilson's 95% interval of a success rate p that was measured on n episodes."""
-    center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return min(p, (center - half) / (1 + z * z / n)), max(p, (center + half) / (1 + z * z / n))
-
-def yardsticks(name, config):  # -> random, optimal
-    """The exact success of random and of optimal play on the evaluation levels, within as many actions."""
+def yardsticks(name, config):  # -> exact success of random and of optimal play on these levels in this budget
     budget = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
     return envs.mean_yardsticks(name, budget, config["eval_prompts"], config["success_rate"])[:, -1]
 
 def eval_line(name, p, config):  # -> "frozenlake 0.41 [0.35, 0.47]  random 0.21  optimal 0.49"
-    numbers = p, *interval(p, config["eval_prompts"]), *yardsticks(name, config)
+    numbers = p, *envs.interval(p, config["eval_prompts"]), *yardsticks(name, config)
     return name + " {:.2f} [{:.2f}, {:.2f}]  random {:.2f}  optimal {:.2f}".format(*numbers)
 
 def explain(cfg):  # -> what the flags mean for the objective, in words
@@ -95,15 +85,14 @@ def open_run(cfg, parts):  # -> cfg with its folder, log.jsonl, samples.jsonl, r
         name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
         out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
         out.mkdir(parents=True)
-    cfg.out, cfg.resume, texts = str(out), "", [saved.get(name, "") for name in LOGS]
-    rows = [json.loads(line) for line in texts[0].splitlines()]
+    rows = [json.loads(line) for line in saved.get(LOGS[0], "").splitlines()]
     need(len(rows) <= cfg.iterations + 1, f"{out} has {len(rows) - 1} iterations already")
+    cfg.out, cfg.resume = str(out), ""
     (out / "config.new").write_text(json.dumps(asdict(cfg), indent=1))
     (out / "config.new").replace(out / "config.json")
-    files = [open(out / name, "w") for name in LOGS]  # rows after the checkpoint go: they are made again
-    for file, text in zip(files, texts):
-        print(text, end="", file=file, flush=True)
-    return cfg, *files, rows
+    for name in LOGS:  # rows after the checkpoint go: they are made again
+        (out / name).write_text(saved.get(name, ""))
+    return cfg, *(open(out / name, "a") for name in LOGS), rows
 
 def save(tok, parts, cfg):  # parts: policy, critic, ref, optimizer
     """RUN/checkpoint: a Hugging Face folder, and in trainer.pt all that --resume needs, the logs included.
@@ -113,15 +102,12 @@ def save(tok, parts, cfg):  # parts: policy, critic, ref, optimizer
     try:
         for part in (parts["policy"], tok):
             part.save_pretrained(new)
-        torch.save(saved | {name: (out / name).read_text() for name in LOGS}, new / "trainer.pt")
+        torch.save(saved | {name: (out / name).read_text() for name in LOGS}, out / "trainer.new")
     except Exception as error:  # most likely a full disk: each library has an exception of its own for it
         need(False, f"cannot save: {' '.join(str(error).split())}. Mend that, then go on: --resume {out}")
-    old.mkdir(exist_ok=True)
-    for file in sorted(new.iterdir(), key=lambda file: file.name == "trainer.pt"):  # last: it decides
-        if file.is_dir():  # a tokenizer with several chat templates
-            shutil.rmtree(old / file.name, ignore_errors=True)
-        file.replace(old / file.name)
-    new.rmdir()
+    shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)
+    os.replace(out / "trainer.new", old / "trainer.pt")  # last: it decides
+    shutil.rmtree(new)
 
 def restore(parts, cfg):  # -> what `save` saved
     file = Path(cfg.resume, "checkpoint/trainer.pt")
@@ -129,9 +115,8 @@ def restore(parts, cfg):  # -> what `save` saved
         return {}  # killed before it was trained at all: from the start
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
-        changed = {name for name, x in asdict(cfg).items() if saved["config"][name] != x}
-        changed = ", ".join(sorted(changed - MAY_CHANGE - {"out"}))
-        need(not changed, f"{cfg.resume}/config.json is not that of its checkpoint: {changed}")
+        changed = [x for x in asdict(cfg).keys() - MAY_CHANGE - {"out"} if saved["config"][x] != vars(cfg)[x]]
+        need(not changed, f"{cfg.resume}/config.json is not its checkpoint's: {', '.join(sorted(changed))}")
         for name, part in parts.items():
             if part:
                 part.load_state_dict(saved[name])
@@ -141,95 +126,175 @@ def restore(parts, cfg):  # -> what `save` saved
         group["lr"] = lr  # --resume may lower it
     return saved
 
-def load(run):  # -> config, rows
-    """A run folder; a last line that was cut off in mid-write is left out."""
-    def parse(text):
-        with contextlib.suppress(ValueError):
-            return json.loads(text)
-    files = [Path(run, name) for name in ("config.json", LOGS[0])]
-    need(all(file.is_file() for file in files), f"{run} is not the folder of a run")
-    texts = [file.read_text(errors="replace") for file in files]
-    config, *rows = map(parse, (texts[0], *texts[1].splitlines()))
-    need(isinstance(config, dict), f"{files[0]} is damaged")
-    return config, list(itertools.takewhile(bool, rows))
+def load(run):  # -> config, rows of the log; a last line that was cut off in mid-write is left out
+    files, found = [Path(run, name) for name in ("config.json", LOGS[0])], []
+    need(all(file.is_file() for file in files), f"{run} is not the folder of a run (for a figure: add --run)")
+    with contextlib.suppress(ValueError):
+        for text in (files[0].read_text(), *files[1].read_text(errors="replace").splitlines()):
+            found.append(json.loads(text))
+    need(found and all(isinstance(x, dict) for x in found) and "env" in found[0], f"{files[0]} is damaged")
+    return found[0], found[1:]
 
-def column(rows, key):  # -> iterations, values; None becomes nan
-    found = [(row["iteration"], row[key]) for row in rows if key in row]
+def column(rows, key):  # -> iterations, values
+    found = [(row["iteration"], row[key]) for row in rows if row.get(key) is not None]
     return np.array(found, dtype=float).reshape(-1, 2).T
 
-def ema(y, beta=0.8):
-    """Exponential moving average without the bias towards its start."""
-    out, mean, weight = [], 0.0, 0.0
-    for value in y:
-        mean, weight = beta * mean + (1 - beta) * value, beta * weight + (1 - beta)
-        out.append(mean / weight)
-    return np.array(out)
+def series(config, rows, metric):  # a column, "eval", "eval WORLD", or "seconds" so far -> iterations, values
+    kind, _, world = metric.partition(" ")
+    if kind == "eval":
+        rows = [row | {"eval": row["eval"][world or config["env"]]} for row in rows if "eval" in row]
+    x, y = column(rows, "seconds_rollout" if kind == "seconds" else kind)
+    y = np.cumsum(y + column(rows, "seconds_update")[1]) if kind == "seconds" else y
+    return x * config["online_k"], y  # iterations of P prompts
 
-def draw_success(ax, rows, config, color, style, labels):
-    """Evaluation with its 95% intervals; faint: success of the training rollouts."""
-    evaluated = [row for row in rows if config["env"] in row.get("eval", {})]
-    points = [(row["iteration"], row["eval"][config["env"]]) for row in evaluated]
-    if points:
-        x, p = np.array(points).T
-        low, high = np.array([interval(rate, config["eval_prompts"]) for rate in p]).T
-        ax.errorbar(x, p, yerr=[p - low, high - p], color=color, ls=style, marker="o", ms=4, capsize=2,
-                    label="evaluation, 95% interval" if labels else None)
-    x, y = column(rows, "success")
-    ax.plot(x, ema(y), color=color, alpha=0.35, lw=1, label="training rollouts, smoothed" if labels else None)
+def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of each seed]}
+    """Line: mean over seeds; band: lowest to highest, of one seed its 95% interval. Noisy: moving average."""
+    kind, _, world = metric.partition(" ")
+    for label, runs in groups.items():  # a method has one colour and line style everywhere
+        lines = [dict(zip(*series(*run, metric))) for run in runs]
+        x = np.array(sorted(set.intersection(*map(set, lines))))  # some iterations lack some columns
+        if not len(x):
+            continue
+        w = 0.8 ** np.arange(len(x) if kind not in ("eval", "seconds", "mutual_information") else 1)
+        y = np.array([np.convolve([line[i] for i in x], w)[:len(x)] for line in lines]) / np.cumsum(w)
+        band = [y.min(0), y.max(0)]
+        if kind == "eval" and len(runs) == 1:
+            band = np.transpose([envs.interval(p, runs[0][0]["eval_prompts"]) for p in y[0]])
+        i = [*(PAPER["methods"] if label in PAPER["methods"] else groups)].index(label)
+        ax.fill_between(x, *band, color=f"C{i}", alpha=0.15, lw=0)
+        ax.plot(x, y.mean(0), "- -- -. :".split()[i % 4] + "o" * (kind == "eval"), color=f"C{i}", label=label)
+    configs = [config for runs in groups.values() for config, _ in runs] if kind == "eval" else []
+    both = {tuple(yardsticks(world or config["env"], config)) for config in configs}
+    for what, value in zip(("random", "optimal"), *both) if len(both) == 1 else ():
+        ax.axhline(value, color="0.4", lw=1, ls=":")
+        ax.text(0, value, f"{what} {value:.2f}", va="bottom", fontsize=7, color="0.3")
+    ax.set(title=title + PAPER["metrics"][kind], yscale=PAPER["scales"].get(kind, "linear"))
 
-def draw_yardsticks(ax, config):
-    for value, name, style in zip(yardsticks(config["env"], config), ("random", "optimal"), (":", "--")):
-        ax.axhline(value, color="0.4", lw=1, ls=style)
-        ax.annotate(f"{name} {value:.2f}", (0.99, value), xycoords=("axes fraction", "data"), ha="right",
-                    va="bottom", fontsize=7, color="0.3")
-
-def curves(runs, out=None):  # -> Path of the picture
-    """One dashboard for one or several runs: the signs of learning, and those of the Echo Trap (Fig. 6)."""
-    out = Path(out or Path(runs[0]) / "curves.png")
-    loaded = [load(run) for run in runs]
-    fig, axes = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
-    for ax, (key, title, log) in zip(axes.flat, PANELS):
-        for i, (config, rows) in enumerate(loaded):
-            color, style = COLORS[i % len(COLORS)], STYLES[i % len(STYLES)]
-            if key == "success":
-                draw_success(ax, rows, config, color, style, labels=i == 0)
-                continue
-            x, y = column(rows, key)
-            ax.plot(x, y, color=color, alpha=0.25, lw=0.8)
-            ax.plot(x, ema(y), color=color, ls=style, lw=1.6, label=Path(runs[i]).name)
-        ax.set(title=title, xlabel="iteration")
-        if log and any((column(rows, key)[1] > 0).any() for _, rows in loaded):
-            ax.set_yscale("log")
-        ax.grid(alpha=0.25)
-    config = loaded[0][0]
-    if all((c["env"], c["success_rate"]) == (config["env"], config["success_rate"]) for c, _ in loaded):
-        draw_yardsticks(axes[0, 0], config)
-    axes[0, 0].set_ylim(0, 1.1)
-    axes[0, 0].legend(fontsize=7, loc="best")
-    axes[0, 1].legend(fontsize=7)
-    title = f"{config['env']}, {config['model']}" + f", {config['algo']}" * (len(runs) == 1)
-    fig.suptitle(f"{title}: faint, as measured; strong, moving average", fontsize=10)
-    fig.savefig(out, dpi=110)
+def draw(title, panels, out, columns):  # panels: (metric, title, groups) of each -> out
+    rows, seeds = math.ceil(len(panels) / columns), max(len(runs) for runs in panels[0][2].values())
+    fig = plt.figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")
+    for i, panel in enumerate(panels, 1):
+        draw_panel(fig.add_subplot(rows, columns, i), *panel)
+        if i == 1 or panel[2].keys() != panels[i - 2][2].keys():
+            fig.axes[-1].legend(title=f"mean, range of {seeds} seeds" if seeds > 1 else "")
+    fig.suptitle(f"{title}, by iteration", fontsize=10)
+    fig.savefig(out, dpi=90)
     plt.close(fig)
     return out
 
-def report(run):
-    """The end of a run on the terminal: before and after, and where everything lies."""
-    config, rows = load(run)
-    for when, row in (("before", rows[0]), ("after", rows[-1])):
-        for name, p in row.get("eval", {}).items():
-            print(f"{when:9} {eval_line(name, p, config)}")
-    skipped = sum(row.get("updates") == 0 for row in rows)
-    print(f"{skipped} iterations without an update: no kept group had any spread\n" * bool(skipped), end="")
-    print(f"{curves([run])}; samples.jsonl, log.jsonl and checkpoint/ are beside it")
+def curves(runs, out=None):  # -> Path of a dashboard: the signs of learning, and of the Echo Trap (Fig. 6)
+    groups = {os.path.relpath(run): [load(run)] for run in runs}
+    seen = {key for (_, rows), in groups.values() for row in rows for key in row}
+    need(seen & PAPER["metrics"].keys(), f"{' '.join(runs)}: no iteration is finished, nothing to draw")
+    panels = [(key, "", groups) for key in PAPER["metrics"] if key in seen]
+    return draw("{env}, {model}".format(**load(runs[0])[0]), panels, Path(out or f"{runs[0]}/curves.png"), 4)
+
+def xray(run):  # -> Path of a page: the run's next iteration, in memory, token by token
+    import ragen_mini as rm  # which imports this file: only where it is needed
+    cfg = rm.parse_config(["--resume", run, "--device", "auto"])
+    parts, tok = rm.load_models(cfg)
+    rows, cfg.online_k = restore(parts, cfg).get(LOGS[0], "").splitlines(), 1
+    _, trajs, batches = rm.iterate(max(1, len(rows)), *parts.values(), tok, cfg)
+    need(batches, f"{run}: no group has any spread, nothing would be trained")
+    kept = rm.uncertainty_filter(torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts), cfg.keep)
+    trajs.sort(key=lambda traj: traj.group not in kept)  # as in the batch; the others behind
+    batch, n = batches[0], len(batches[0]["ids"])
+    shown = slice(0, n, math.ceil(n / 5))
+    batch["ratio"] = (rm.logps(parts["policy"], batch, cfg) - batch["old_logp"]).exp()
+    columns = {key: batch[key][shown].tolist() for key in batch.keys() - {"ids", "mask", "length"}}
+    episodes = [vars(traj) | {"env": "", "tokens": [tok.decode([i]) for i in traj.ids]}
+                for traj in trajs[shown] + trajs[n:n + 1]]
+    data = json.dumps({"title": f"{run}, iteration {len(rows)}", "episodes": episodes, "columns": columns})
+    page = (PICTURES / "xray.html").read_text().replace("EPISODES", data.replace("<", "\\u003c"))
+    Path(run, "xray.html").write_text(page)
+    return Path(run, "xray.html")
+
+def report(run):  # the end of a run on the terminal
+    skipped = sum(row.get("updates") == 0 for row in load(run)[1])  # iterations without any spread
+    print(f"{curves([run])}; samples.jsonl, log.jsonl, checkpoint/ beside it; iterations skipped: {skipped}")
+
+def jobs(world, method, args):  # -> {folder: settings} of every seed. Equal runs share one, in all figures
+    settings = PAPER["worlds"][world] | PAPER.get(args.model, {}).get(world, {}) | PAPER["methods"][method]
+    settings |= {"model": args.model} | ({"iterations": args.iterations} if args.iterations else {})
+    mark = f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"  # other settings, other folder
+    name = "-".join(re.findall(r"\w+", f"{world} {method} {mark} seed"))
+    return {args.folder / f"{name}{seed}": settings | {"seed": seed} for seed in range(args.seeds)}
+
+def runs_of(world, method, args):  # -> (config, rows) of each seed
+    runs = [load(folder) for folder in jobs(world, method, args)]
+    need(all(len(rows) > config["iterations"] for config, rows in runs), f"{world}, {method}: add --run")
+    return runs
+
+def run_missing(names, args):  # train what is not there yet; a run that was cut short goes on
+    import ragen_mini as rm
+    needed = {folder: settings for name in names for world, _, methods in PAPER["figures"][name]["panels"]
+              for method in PAPER["sets"][methods] for folder, settings in jobs(world, method, args).items()}
+    logs = {folder: load(folder) for folder in needed if (folder / LOGS[0]).exists()}
+    done = [folder for folder, (config, rows) in logs.items() if len(rows) > config["iterations"]]
+    for folder in tqdm([folder for folder in needed if folder not in done], "runs"):
+        if folder in logs:
+            cfg = rm.parse_config(["--resume", str(folder)])
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # killed while it was being made
+            cfg = rm.Config(out=str(folder), **needed[folder])
+            cfg.iterations = max(1, cfg.iterations // cfg.online_k)  # k updates each
+            cfg.eval_every = max(1, cfg.eval_every // cfg.online_k)
+        rm.train(cfg)
+
+def markdown(head, rows):  # -> a table
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+def figure(name, args):  # -> Markdown: a picture, or a table: mean [lowest, highest] seed / random / optimal
+    panels = [(metric, f"{metric.partition(' ')[2] or world}: ", {
+        method: runs_of(world, method, args) for method in PAPER["sets"][methods]})
+        for world, metric, methods in PAPER["figures"][name]["panels"]]
+    title, table = PAPER["figures"][name]["title"], {}
+    if name.startswith("fig"):
+        out = args.folder / f"{name}{f'-{args.iterations}' * bool(args.iterations)}.png"
+        return f"![{title}]({draw(title, panels, out, min(5 if len(panels) > 6 else 3, len(panels)))})"
+    for metric, _, groups in panels:
+        for method, runs in groups.items():
+            p, both = [series(*run, metric)[1][-1] for run in runs], yardsticks(metric.split()[1], runs[0][0])
+            cell = "{:.2f} [{:.2f}, {:.2f}] / {:.2f} / {:.2f}".format(np.mean(p), min(p), max(p), *both)
+            table.setdefault(method, [method]).append(cell)
+    return f"{title}\n\n" + markdown(["", *(metric for metric, *_ in panels)], table.values())
+
+def claims(args):  # -> Markdown: a table of what the paper says, and what our runs say of it
+    """A measure of a method's curve, less that of another's, by seed: above the margin? By Student's interval
+    of the mean, 95%, over training seeds: of fifty such intervals two or three miss by chance."""
+    table = []
+    for name, says, metric, key, least, *pairs in PAPER["claims"]:
+        d, *less = ([MEASURES[key](series(*run, metric)[1]) for run in runs_of(*p, args)] for p in pairs)
+        d = np.subtract(d, *less or [0])
+        half = STUDENT.get(len(d), 2.26) * d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else math.inf
+        low, high, what = d.mean() - half, d.mean() + half, " - ".join(f"{m} ({world})" for world, m in pairs)
+        table.append([name, says, f"{key} of {metric}: {what} > {least:g}",
+                      " ".join(f"{x:.2f}" for x in d), f"{d.mean():.2f} [{low:.2f}, {high:.2f}]",
+                      "holds" if low > least else "does not hold" if high < least else "not resolvable"])
+    return markdown(["", "claim", "measure", "by seed", "mean, 95% interval", "verdict"], table)
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("plots.py", "%(prog)s curves RUN [RUN ...] [--out FILE]")
-    parser.add_argument("figure", choices=["curves"], help="the dashboard")
-    parser.add_argument("runs", nargs="+", help="run folders")
-    parser.add_argument("--out", help="file of the picture (default: RUN/curves.png of the first run)")
+    parser = argparse.ArgumentParser("plots.py", epilog="everything: all --run", allow_abbrev=False)
+    parser.add_argument("what", choices=["curves", "xray", *PAPER["figures"], "claims", "all"])
+    parser.add_argument("runs", nargs="*", help="of curves and xray: run folders")
+    parser.add_argument("--run", action="store_true", help="train what is missing first")
+    for name, default in (("seeds", 3), ("iterations", 0), ("model", "tiny"), ("out", "")):
+        parser.add_argument("--" + name, type=type(default), default=default)
     args = parser.parse_args(argv)
-    print(curves(args.runs, args.out))
+    names = [*PAPER["figures"], "claims"] if args.what == "all" else [args.what]
+    other = {"curves": lambda: curves(args.runs, args.out), "xray": lambda: xray(args.runs[0]),
+             "claims": lambda: claims(args)}
+    need(bool(args.runs) == (args.what in ("curves", "xray")), "curves and xray (only) take run folders")
+    fits = not args.out or args.what == "curves" and args.out.endswith(".png")
+    need(fits and args.seeds > 0 <= args.iterations, "--out: .png, for curves; --seeds, --iterations above 0")
+    args.folder = PICTURES / args.model.strip("/").replace("/", "-")
+    if args.run:
+        run_missing([name for name in PAPER["figures"] if {name, "claims"} & {*names}], args)
+    for name in names:
+        print(other[name]() if name in other else figure(name, args), end="\n\n")
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, KeyboardInterrupt) as error:
+        need(False, str(error) or "stopped: the same command goes on")

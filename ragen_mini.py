@@ -1,11 +1,11 @@
 """RAGEN / StarPO (arXiv 2504.20073) in one file. Read it top to bottom: it is the life of a trajectory.
 
 A language model plays N episodes from each of P initial states (`rollout`); StarPO-S keeps the groups whose
-returns vary most (`uncertainty_filter`); each token it wrote gets an advantage, how much better than expected
-it was (PPO: `gae`, GRPO: `grpo_advantages`); clipped gradient steps make the good ones likelier (`update`).
-B = P*N trajectories, T tokens of the longest, n tokens that the model wrote, V vocabulary, D width. Sampled
-ids are trained as they are, never decoded and encoded again; who wrote a token is recorded as it is appended,
-never reconstructed. In a (B,T-1) tensor, column t is about predicting token t+1.
+returns vary most (`uncertainty_filter`); each token it wrote gets an advantage (PPO: `gae`, GRPO:
+`grpo_advantages`); clipped gradient steps make the good ones likelier (`update`). B = P*N trajectories, T
+tokens of the longest, n tokens that the model wrote, V vocabulary, D width. Sampled ids are trained as they
+are, never decoded and encoded again; who wrote a token is recorded as it is appended, never reconstructed.
+In a (B,T-1) tensor, column t is about predicting token t+1.
 """
 import argparse, contextlib, copy, functools, hashlib, inspect, json, os, re, shutil, signal, tempfile, time
 from collections import Counter
@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import torch
-import transformers
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+import torch, transformers
 from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
@@ -25,7 +23,6 @@ from plots import need
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
-EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_NORM, VALUE_CLIP = 1.0, 0.5  # longest gradient; farthest a value moves in an update. Released code
 CUDA, QWEN, STOP = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct", []  # STOP: signals that came
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory, changes no gradient
@@ -38,7 +35,7 @@ STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32, eval_prompts=256)
 PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
-MAY_BE_ZERO = "seed eval_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
+ZERO_OK = "seed eval_every mi_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
 AT_MOST_ONE = "keep success_rate gamma lam clip_low".split()
 
 @dataclass
@@ -52,6 +49,7 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
     eval_every: int = 20  # iterations between evaluations; 0: never
     eval_prompts: int = None  # evaluation levels, at most 256 (default 256; large models without a GPU: 8)
     eval_only: bool = False  # evaluate --model and stop
+    mi_every: int = 0  # iterations between measurements of the thoughts' mutual information; 0: never
     save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (default runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run that was cut short: it goes on exactly, with its settings
@@ -86,7 +84,7 @@ class Config:  # None: filled in by __post_init__. The comments are the texts of
         preset = (TINY if self.model == "tiny" else PAPER) | (STARPO_S if self.starpo_s else STARPO)
         vars(self).update({name: value for name, value in preset.items() if getattr(self, name) is None})
         for name, x in vars(self).items():
-            zero, high = name in MAY_BE_ZERO, 1 if name in AT_MOST_ONE else 1e9
+            zero, high = name in ZERO_OK, 1 if name in AT_MOST_ONE else 1e9
             need(type(x) not in (int, float) or 0 < x <= high or zero and x == 0,
                  f"--{name.replace('_', '-')} {x}: {'at least' if zero else 'above'} 0 and at most {high:g}")
         self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
@@ -163,8 +161,7 @@ class Trajectory:
         self.start = self.start if logp else len(self.ids)
         assert len(self.ids) == len(self.old_logp), "one log-prob per token that the model wrote"
 
-def take_turn(traj, tok, cfg, stop):
-    """Run the actions of the answer just written, put the reward on its last token, append what follows."""
+def take_turn(traj, tok, cfg, stop):  # run the answer's actions, reward its last token, append what follows
     env, state, answer = traj.env, traj.env.render(), traj.ids[traj.start:]
     ended = answer[-1] == stop
     text = START[cfg.no_think] + tok.decode(answer[:len(answer) - ended], clean_up_tokenization_spaces=False)
@@ -284,6 +281,9 @@ def on_grid(per_token, batch):  # per_token(part) gives (n,), here put in place:
         grid[rows, :part_grid.shape[1]] = part_grid
     return grid
 
+def logps(policy, batch, cfg):  # -> log pi (B,T-1) of the tokens that the model wrote, else 0
+    return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
+
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) indices of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The top share by U, at least one prompt. R is raw, not normalised."""
     U = R.std(dim=1, correction=0)
@@ -309,7 +309,7 @@ def score(trajs, ref, critic, cfg):  # -> batch with adv (B,T-1); PPO: value, re
     batch = collate(trajs, cfg.device)
     mask, penalty = batch["mask"], torch.zeros_like(batch["reward"])
     if ref is not None:  # stay near the first policy: r_t -= kl_coef * k1, k1 = log pi_old - log pi_ref
-        batch["kl"] = (batch["old_logp"] - on_grid(lambda part: token_logps(ref, part, cfg)[0], batch)) * mask
+        batch["kl"] = (batch["old_logp"] - logps(ref, batch, cfg)) * mask
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
         batch["value"] = on_grid(lambda part: token_values(critic, part, cfg), batch)
@@ -357,18 +357,7 @@ def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of eve
 PRIOR = {"planner": 0.2, "habit": 0.5, "sloppy": 0.3}  # who writes a turn, in the last 15% of the cold start
 WORLDS = {"frozenlake": 0.4, "sokoban": 0.4, "sokoban_newvocab": 0.08, "bandit": 0.06, "bandit_test": 0.06}
 SOUNDS = {"Teacher": "safe", "Librarian": "safe", "Engineer": "risky", "Trader": "risky"}
-WORDS = """[UNK] <|pad|> <|im_end|> <|im_start|> user assistant <think> </think> <answer> </answer> || : . ,
-- # _ O X √ P S G W C B A @ 0 1 2 3 4 5 6 7 8 9 Up Down Left Right Teacher Librarian Engineer Trader safe
-risky State Reward You have actions left I am not sure let me just try The goal is of it and up down right
-box target arms are sounds choose the one""".split() + ["\n"]
-TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content.split('\n\n')[-1] }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""  # of a message the last paragraph only: tiny was never taught to read instructions
-
-def offset(a, b):  # offset((0, 0), (2, 1)) -> "2 down and 1 right"
-    moves = zip((b[0] - a[0], b[1] - a[1]), (("up", "down"), ("left", "right")))
-    return " and ".join(f"{abs(d)} {ways[d > 0]}" for d, ways in moves if d)
+TOKENIZER = Path(__file__).parent / "figures/tokenizer"  # a token per word, digit, grid cell
 
 def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
     """Turn by turn from `prior`: a planner looks and takes a shortest path; a habit or sloppy one guesses."""
@@ -382,10 +371,10 @@ def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
             thought = "I am not sure, let me just try."
             path = rng.choice(env.actions, 1 if isinstance(env, envs.Bandit) else rng.integers(1, 3)).tolist()
         elif isinstance(env, envs.FrozenLake):
-            thought, path = f"The goal is {offset(env.state, env.goal)}.", path[:rng.integers(1, 6)]
+            thought, path = f"The goal is {envs.way(env.state, env.goal)}.", path[:rng.integers(1, 6)]
         elif isinstance(env, envs.Sokoban):
             player, (box,), (target,) = *env.state, env.targets
-            thought = f"The box is {offset(player, box)}. The target is {offset(box, target)} of it."
+            thought = f"The box is {envs.way(player, box)}. The target is {envs.way(box, target)} of it."
         else:
             path = [env.actions[rng.integers(2)]]
             thought = " ".join(f"{name} sounds {SOUNDS[name]}." for name in env.state)
@@ -398,15 +387,9 @@ def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
         take_turn(traj, tok, cfg, tok.eos_token_id)
     return traj
 
-def tiny_tokenizer():  # a token per word, digit, grid cell; with byte-pair tokens maps are learned far later
-    tok = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    pieces, split = r"<\|\w+\|>|</?\w+>|\n|\|\||[0-9_]|[A-Za-z]+|[^\w\s]", pre_tokenizers.Split
-    tok.pre_tokenizer = pre_tokenizers.Sequence([split(Regex(pieces), "isolated"), split(" ", "removed")])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tok, unk_token="[UNK]", pad_token="<|pad|>",
-                                                eos_token="<|im_end|>", chat_template=TEMPLATE)
-
 def cold_start(steps=660, seed=0):  # -> model, tokenizer; supervised (App. C), the last 15% of steps on PRIOR
-    tok, rng, cfg = tiny_tokenizer(), np.random.default_rng(seed), Config(model="tiny", device="cpu")
+    tok = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+    rng, cfg = np.random.default_rng(seed), Config(model="tiny", device="cpu")
     lessons = [({"planner": 1.0}, 1)] * 8000 + [({"planner": 1.0}, 5)] * 2000 + [(PRIOR, 5)] * 3800
     demos = [demonstration(tok, rng, *lesson) for lesson in tqdm(lessons, "tiny: episodes", leave=False)]
     torch.manual_seed(seed)
@@ -428,25 +411,24 @@ def cold_start(steps=660, seed=0):  # -> model, tokenizer; supervised (App. C), 
     return model, tok
 
 def tiny_folder():  # -> folder of the embedded model, named after its recipe; made whole, once, on first use
-    code = (envs, message, encode, parse_answer, Trajectory, take_turn, offset, demonstration,
-            tiny_tokenizer, cold_start)
-    recipe = "".join(map(inspect.getsource, code)) + repr((START, PRIOR, WORLDS, SOUNDS, WORDS, TEMPLATE))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ragen_mini"
-    folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    code = envs, message, encode, parse_answer, Trajectory, take_turn, demonstration, cold_start
+    texts = *map(inspect.getsource, code), *(file.read_text() for file in sorted(TOKENIZER.iterdir()))
+    recipe = hashlib.sha256(repr((texts, START, PRIOR, WORLDS, SOUNDS)).encode()).hexdigest()[:12]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / f"ragen_mini/tiny-{recipe}"
     try:
         transformers.AutoTokenizer.from_pretrained(folder)
         transformers.AutoModelForCausalLM.from_pretrained(folder)
     except Exception:  # not there yet, or damaged
         shutil.rmtree(folder, ignore_errors=True)
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as work:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             for part in cold_start():
                 part.save_pretrained(f"{work}/tiny")
             with contextlib.suppress(OSError):  # another process was faster: as good
                 os.rename(f"{work}/tiny", folder)
     return folder
 
-def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tokenizer
+def load_models(cfg):  # -> {policy, critic (PPO), ref (KL), optimizer}, tokenizer
     """fp32: 1e-6 steps vanish in bf16. eval: no dropout. Critic: the policy's body, its 1 label the value."""
     source = tiny_folder() if cfg.model == "tiny" else cfg.model
     torch.manual_seed(cfg.seed)  # for the critic's random head; only here: the cold start draws, too
@@ -465,13 +447,13 @@ def load_models(cfg):  # -> policy, critic (PPO), reference (KL), optimizer, tok
     ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
     optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": lr} for model, lr in
                                   zip((policy, *critic), (cfg.lr, cfg.critic_lr))])
-    return policy, critic[0] if critic else None, ref, optimizer, tok
+    return dict(policy=policy, critic=critic[0] if critic else None, ref=ref, optimizer=optimizer), tok
 
 # ------------------------------------------------------------------------------------- evaluate, log, train
 def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success on its evaluation levels}
     result = {}
     for name in cfg.eval_names:
-        trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, EVAL_TEMPERATURE)
+        trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, 0.5)
         result[name] = sum(traj.success for traj in trajs) / len(trajs)
         plots.say(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
         for traj in trajs[:2]:  # whole episodes, to be read
@@ -479,10 +461,26 @@ def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success on it
             print(json.dumps(row | {"text": tok.decode(traj.ids)}), file=samples, flush=True)
     return result
 
+def mutual_information(trajs, policy, tok, cfg):  # -> nats, at most log of the number of prompts; or None
+    """RAGEN-2 (arXiv 2604.06268): I(X;Z) of first prompts x and thoughts z; 0: thoughts ignore the prompt.
+    Mean of log p(z|its own x), minus log of the mean p(z|x) over all distinct x. Well-formed turns only."""
+    first = [(traj, traj.turns[0], traj.mask.index(True)) for traj in trajs if traj.turns[0]["valid"]]
+    if cfg.no_think or not first:
+        return None
+    prompts, own, pairs = list(dict.fromkeys(tuple(traj.ids[:n]) for traj, _, n in first)), [], []
+    for traj, turn, n in first:
+        z, text = traj.ids[n:n + turn["tokens"]], turn["answer"].split("</think>")[0]
+        while not text.startswith("<think>" + tok.decode(z, clean_up_tokenization_spaces=False)):
+            z.pop()  # the answer
+        own.append(prompts.index(tuple(traj.ids[:n])))
+        pairs += [argparse.Namespace(ids=[*x, *z], mask=[False] * len(x) + [True] * len(z), old_logp=[0.0],
+                                     reward=[0.0] * (len(x) + len(z))) for x in prompts]
+    logp = logps(policy, collate(pairs, cfg.device), cfg).sum(1).view(len(own), len(prompts))
+    return (logp[range(len(own)), own] - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
+
 def self_check(trajs, policy, cfg):  # the invariants that silent bugs break, on the first rollout
     batch = collate(trajs[:16], cfg.device)
-    new_logp = on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
-    gap = (new_logp - batch["old_logp"])[batch["mask"]].abs()  # bf16 rounds, but not by much on average
+    gap = (logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()  # bf16 rounds
     small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05
     assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
     assert len({(t.group, t.turns[0]["state"]) for t in trajs}) == trajs[-1].group + 1, "one state per group"
@@ -490,44 +488,46 @@ def self_check(trajs, policy, cfg):  # the invariants that silent bugs break, on
         assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
-def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # one of StarPO's iterations -> row i of log.jsonl
+def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # -> row i of log.jsonl, trajectories, batches
     start, batches, steps = time.perf_counter(), [], []
     rng = np.random.default_rng([cfg.seed, i])
     *seeds, draw = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     trajs = rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, draw, cfg.temperature)
-    R, middle = torch.tensor([t.R for t in trajs]).view(-1, cfg.rollouts), time.perf_counter()  # (kP,N)
+    R = torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts)  # (kP,N)
+    row = {"iteration": i, "seconds_rollout": time.perf_counter() - start}
     need(R.isfinite().all(), f"a return is {DIVERGED}{cfg.out}")
     if i == 1:
         self_check(trajs, policy, cfg)
+    if cfg.mi_every and i % cfg.mi_every == 0:
+        row["mutual_information"] = mutual_information(trajs, policy, tok, cfg)
+    start = time.perf_counter()
     for first in range(0, len(R), cfg.prompts):  # slices of P prompts: k of them, see online_k
         kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
         if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # else no kept group has any spread: skipped
             batches.append(score([traj for traj in trajs if traj.group in kept], ref, critic, cfg))
             steps += update(batches[-1], policy, critic, optimizer, cfg, draw + first)
-    seconds = {"seconds_rollout": middle - start, "seconds_update": time.perf_counter() - middle}
-    return {"iteration": i} | plots.statistics(trajs, R, batches, steps) | seconds
+    row["seconds_update"] = time.perf_counter() - start
+    return row | plots.statistics(trajs, R, batches, steps), trajs, batches
 
 def ask_to_stop(number, _):  # once the iteration is finished and saved; a second signal does not wait
     STOP.append(number)
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_DFL)
+    signal.signal(number, signal.SIG_DFL)
     plots.say("stopping at the next save, after this iteration; once more: at once")
 
 def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
-    policy, critic, ref, optimizer, tok = load_models(cfg)
+    parts, tok = load_models(cfg)
     if cfg.eval_only:
-        return [{"iteration": 0, "eval": evaluate(policy, tok, "eval", open(os.devnull, "w"), cfg)}]
-    parts = {"policy": policy, "critic": critic, "ref": ref, "optimizer": optimizer}
+        return [{"iteration": 0, "eval": evaluate(parts["policy"], tok, "eval", open(os.devnull, "w"), cfg)}]
     cfg, log, samples, rows = plots.open_run(cfg, parts)
-    print(f"{cfg.model} ({policy.num_parameters():,} weights), {cfg.device}: {cfg.out}\n{plots.explain(cfg)}")
+    print(f"{cfg.model}, {cfg.device}: {cfg.out}\n{plots.explain(cfg)}")
     last, title = cfg.iterations, "StarPO" + "-S" * cfg.starpo_s
     with log, samples, tqdm(total=last, desc=title, initial=max(0, len(rows) - 1)) as bar:
         for i in range(len(rows), last + 1):
-            rows.append(iterate(i, policy, critic, ref, optimizer, tok, cfg) if i else {"iteration": 0})
+            rows.append(iterate(i, *parts.values(), tok, cfg)[0] if i else {"iteration": 0})
             plots.warn_of_collapse(rows)
             if cfg.eval_every and (i % cfg.eval_every == 0 or i == last):
                 when = {0: "before", last: "after"}.get(i, f"iter {i}")
-                rows[-1]["eval"] = evaluate(policy, tok, when, samples, cfg)
+                rows[-1]["eval"] = evaluate(parts["policy"], tok, when, samples, cfg)
             print(json.dumps(rows[-1]), file=log, flush=True)
             stop = STOP[:] if i < last else []
             if i % cfg.save_every == 0 or i == last or stop:  # 0, too: is the disk writable?

@@ -37,7 +37,7 @@ def speak_like_frozenlake_sft(tok):
     """It knows one system message and no instructions, and counts its actions without "You have"."""
     message = rm.message
     rm.message = lambda *args: message(*args).replace("You have ", "")
-    tok.chat_template = SYSTEM + rm.TEMPLATE
+    tok.chat_template = SYSTEM + (rm.TOKENIZER / "chat_template.jinja").read_text()
 
 
 @torch.no_grad()
@@ -98,7 +98,8 @@ def iteration(side, policy, tok, optimizer, cfg, seed):  # -> seconds of the rol
 def load(args):  # -> policy, tokenizer, optimizer with learning rate 0, cfg
     cfg = rm.Config(env=args.env, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, prompts=args.prompts,
                     rollouts=args.rollouts, max_new_tokens=args.max_new_tokens)
-    policy, _, _, optimizer, tok = rm.load_models(cfg)
+    parts, tok = rm.load_models(cfg)
+    policy, optimizer = parts["policy"], parts["optimizer"]
     policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of the model's maker
     if "frozenlake_sft" in args.model:
         speak_like_frozenlake_sft(tok)

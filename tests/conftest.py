@@ -30,7 +30,7 @@ def random_llama(vocab, sharpen=12, **options):
 
 @pytest.fixture(scope="session")
 def tok():
-    return ragen_mini.tiny_tokenizer()
+    return transformers.AutoTokenizer.from_pretrained(ragen_mini.TOKENIZER)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch
+import transformers
 
 import envs
 import plots
@@ -230,7 +231,7 @@ def by_hand(text, actions, limit):  # the same grammar without a regular express
 
 def model_texts(count):  # -> what a random and a taught model write, at three temperatures, up to `count` turns
     from conftest import random_llama, teach
-    tok, texts = rm.tiny_tokenizer(), []
+    tok, texts = transformers.AutoTokenizer.from_pretrained(rm.TOKENIZER), []
     taught = teach(random_llama(len(tok), sharpen=1), tok)
     for seed in itertools.count():
         for model, temperature in itertools.product((random_llama(len(tok)), taught), (0.7, 1.0, 2.0)):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import plots
+import envs
 import ragen_mini as rm
 from conftest import random_llama
 
@@ -136,7 +136,7 @@ def test_logp_and_entropy_are_categoricals(llama, tok, cfg, trajs, temperature):
 
 def test_values_are_of_the_context_before_the_token_and_flat(cfg, trajs):
     cfg.algo = "ppo"
-    critic = rm.load_models(cfg)[1]
+    critic = rm.load_models(cfg)[0]["critic"]
     batch = rm.collate(trajs, "cpu")
     value = rm.token_values(critic, batch, cfg)
     assert value.shape == (int(batch["mask"].sum()),), "(n,1) would broadcast against (n,)"
@@ -189,7 +189,7 @@ def test_micro_batched_gradient_is_the_whole_batchs(cfg, trajs, algo, monkeypatc
     cfg.algo, cfg.rollouts, cfg.batch, grads = algo, 4, len(trajs), []
     for limit in (10 ** 9, 300):
         monkeypatch.setattr(rm, "MICRO_TOKENS", limit)
-        policy, critic, *_ = rm.load_models(cfg)
+        policy, critic, *_ = rm.load_models(cfg)[0].values()
         seen = {}
         class Spy(torch.optim.SGD):
             def step(self):
@@ -223,7 +223,7 @@ def test_kl_penalty_in_the_reward(cfg, trajs, llama):
 
 def test_ppo_advantages_are_white_and_scoring_changes_no_input(cfg, trajs):
     cfg.rollouts = 4
-    critic = rm.load_models(cfg)[1]
+    critic = rm.load_models(cfg)[0]["critic"]
     before = [(list(t.ids), list(t.mask), list(t.reward), list(t.old_logp)) for t in trajs]
     batch = rm.score(trajs, None, critic, cfg)
     adv = batch["adv"][batch["mask"]]
@@ -234,12 +234,12 @@ def test_ppo_advantages_are_white_and_scoring_changes_no_input(cfg, trajs):
 @pytest.mark.parametrize("p, n, low, high", [(0.5, 256, 0.4391, 0.5609), (0.0, 256, 0.0, 0.0148), (1.0, 256, 0.9852, 1.0)])
 def test_wilson_interval(p, n, low, high):
     """Against the closed form's tabulated values."""
-    assert plots.interval(p, n) == pytest.approx((low, high), abs=1e-3)
+    assert envs.interval(p, n) == pytest.approx((low, high), abs=1e-3)
 
 
 @pytest.mark.parametrize("n", [11, 20, 77, 100, 128])
 def test_wilson_interval_holds_its_rate(n):
     """Rounding must not put 0 or 1 outside: error bars may not be negative."""
     for p in (0.0, 1.0):
-        low, high = plots.interval(p, n)
+        low, high = envs.interval(p, n)
         assert low <= p <= high

@@ -167,7 +167,7 @@ def test_bandit():
     assert abs(np.mean(paid) - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 2000)
     env.reset(3)
     assert env.step("Teacher")[1:] == (0.15, True, False, {"success": False})
-    assert envs.make("bandit_rev").high == "Librarian" and envs.make("bandit_test").high == "Trader"
+    assert envs.make("bandit_rev").goal == "Librarian" and envs.make("bandit_test").goal == "Trader"
 
 
 @pytest.mark.parametrize("name", envs.ENVS)

@@ -183,7 +183,7 @@ def test_template_text_between_answers_is_what_the_template_says(bpe, cfg):
 
 def test_a_template_that_opens_the_thought_itself_gets_no_second_tag(tok, cfg):
     tok = copy.deepcopy(tok)  # encode remembers by tokenizer
-    tok.chat_template = rm.TEMPLATE.replace("assistant\n", "assistant\n<think>")
+    tok.chat_template = tok.chat_template.replace("assistant\n", "assistant\n<think>")
     assert tok.decode(rm.encode(tok, cfg.no_think, "State", False)).count("<think>") == 1
     cfg.no_think = True
     assert tok.decode(rm.encode(tok, cfg.no_think, "State", True)).endswith("assistant \n <answer>")

@@ -280,7 +280,7 @@ def test_where_all_end_alike_nothing_is_updated(tmp_path, random_folder, algo, c
                   for path in (random_folder, tmp_path / "run/checkpoint"))
     assert all(torch.equal(start[name], end[name]) for name in start)
     assert [row["updates"] for row in rows[1:]] == [0, 0] and rows[1]["reward_std"] == 0 and "grad_norm" not in rows[1]
-    assert "2 iterations without an update" in capsys.readouterr().out
+    assert "iterations skipped: 2" in capsys.readouterr().out
 
 
 def test_one_rollout_a_prompt_is_no_reason_to_skip(tmp_path, folder):

@@ -240,7 +240,7 @@ def test_readme_environment_example_works(cfg, tok, play):
 def test_readme_results_are_those_of_the_logs(run):
     config, rows = plots.load(run)
     success = [row["eval"][config["env"]] for row in rows if "eval" in row]
-    low, high = plots.interval(success[-1], config["eval_prompts"])
+    low, high = envs.interval(success[-1], config["eval_prompts"])
     random, optimal = plots.yardsticks(config["env"], config)
     line = next(line for line in (ROOT / "README.md").read_text().splitlines()
                 if f"{success[0]:.2f} -> {success[-1]:.2f} [{low:.2f}, {high:.2f}]" in line)
