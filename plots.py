@@ -150,7 +150,7 @@ def series(config, rows, metric):  # a column, "eval", "eval WORLD", or "seconds
 def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of each seed]}
     """Line: mean over seeds; band: lowest to highest, of one seed its 95% interval. Noisy: moving average."""
     kind, _, world = metric.partition(" ")
-    for label, runs in groups.items():  # a method has one colour and line style everywhere
+    for style, (label, runs) in zip(itertools.cycle(["-", "--", "-.", ":"]), groups.items()):
         lines = [dict(zip(*series(*run, metric))) for run in runs]
         x = np.array(sorted(set.intersection(*map(set, lines))))  # some iterations lack some columns
         if not len(x):
@@ -160,9 +160,9 @@ def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of
         band = [y.min(0), y.max(0)]
         if kind == "eval" and len(runs) == 1:
             band = np.transpose([envs.interval(p, runs[0][0]["eval_prompts"]) for p in y[0]])
-        i = [*(PAPER["methods"] if label in PAPER["methods"] else groups)].index(label)
+        i = [*(PAPER["methods"] if label in PAPER["methods"] else groups)].index(label)  # its colour
         ax.fill_between(x, *band, color=f"C{i}", alpha=0.15, lw=0)
-        ax.plot(x, y.mean(0), "- -- -. :".split()[i % 4] + "o" * (kind == "eval"), color=f"C{i}", label=label)
+        ax.plot(x, y.mean(0), style + "o" * (kind == "eval"), color=f"C{i}", label=label)
     configs = [config for runs in groups.values() for config, _ in runs] if kind == "eval" else []
     both = {tuple(yardsticks(world or config["env"], config)) for config in configs}
     for what, value in zip(("random", "optimal"), *both) if len(both) == 1 else ():
@@ -245,7 +245,7 @@ def markdown(head, rows):  # -> a table
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 def figure(name, args):  # -> Markdown: a picture, or a table: mean [lowest, highest] seed / random / optimal
-    panels = [(metric, f"{metric.partition(' ')[2] or world}: ", {
+    panels = [(metric, f"{world}{' -> ' * (' ' in metric)}{metric.partition(' ')[2]}: ", {
         method: runs_of(world, method, args) for method in PAPER["sets"][methods]})
         for world, metric, methods in PAPER["figures"][name]["panels"]]
     title, table = PAPER["figures"][name]["title"], {}
@@ -257,7 +257,7 @@ def figure(name, args):  # -> Markdown: a picture, or a table: mean [lowest, hig
             p, both = [series(*run, metric)[1][-1] for run in runs], yardsticks(metric.split()[1], runs[0][0])
             cell = "{:.2f} [{:.2f}, {:.2f}] / {:.2f} / {:.2f}".format(np.mean(p), min(p), max(p), *both)
             table.setdefault(method, [method]).append(cell)
-    return f"{title}\n\n" + markdown(["", *(metric for metric, *_ in panels)], table.values())
+    return f"{title}\n\n" + markdown(["", *(head[:-2] for _, head, _ in panels)], table.values())
 
 def claims(args):  # -> Markdown: a table of what the paper says, and what our runs say of it
     """A measure of a method's curve, less that of another's, by seed: above the margin? By Student's interval
