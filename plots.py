@@ -9,17 +9,16 @@ import argparse, contextlib, copy, itertools, json, math, os, re, shutil, sys, z
 from dataclasses import asdict
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import matplotlib.style
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import envs
 LOGS, PICTURES = ("log.jsonl", "samples.jsonl"), Path(__file__).parent / "figures"
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # options beside --resume
 PAPER = json.loads((PICTURES / "paper.json").read_text())  # its figures and claims, as data
-plt.switch_backend("Agg")  # no screen needed
-plt.style.use(["petroff10", PAPER["style"]])  # colours that all readers tell apart
 MEASURES = {"mean": np.mean, "end": lambda y: y[-1],  # of a curve: the number that a claim is about
     "early gain": lambda y: max(y[:len(y) // 2 + 1]) - y[0], "drop": lambda y: 1 - y[-1] / max(y),
     "held": lambda y: np.mean(2 * y > max(y)), "spike": lambda y: math.log10(max(y) / np.median(y)),
@@ -129,10 +128,10 @@ def restore(parts, cfg):  # -> what `save` saved
 def load(run):  # -> config, rows of the log; a last line that was cut off in mid-write is left out
     files, found = [Path(run, name) for name in ("config.json", LOGS[0])], []
     need(all(file.is_file() for file in files), f"{run} is not the folder of a run (for a figure: add --run)")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TypeError):
         for text in (files[0].read_text(), *files[1].read_text(errors="replace").splitlines()):
-            found.append(json.loads(text))
-    need(found and all(isinstance(x, dict) for x in found) and "env" in found[0], f"{files[0]} is damaged")
+            found.append(dict(json.loads(text)))
+    need(found and "env" in found[0], f"{files[0]} is damaged")
     return found[0], found[1:]
 
 def column(rows, key):  # -> iterations, values
@@ -170,16 +169,17 @@ def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of
         ax.text(0, value, f"{what} {value:.2f}", va="bottom", fontsize=7, color="0.3")
     ax.set(title=title + PAPER["metrics"][kind], yscale=PAPER["scales"].get(kind, "linear"))
 
+@matplotlib.style.context(["petroff10", PAPER["style"]])  # colours that all readers tell apart
 def draw(title, panels, out, columns):  # panels: (metric, title, groups) of each -> out
     rows, seeds = math.ceil(len(panels) / columns), max(len(runs) for runs in panels[0][2].values())
-    fig = plt.figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")
+    fig = Figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")
+    band = f"mean, range of {seeds} seeds" if seeds > 1 else "95% interval" * panels[0][0].startswith("eval")
     for i, panel in enumerate(panels, 1):
         draw_panel(fig.add_subplot(rows, columns, i), *panel)
         if i == 1 or panel[2].keys() != panels[i - 2][2].keys():
-            fig.axes[-1].legend(title=f"mean, range of {seeds} seeds" if seeds > 1 else "")
+            fig.axes[-1].legend(title=band)
     fig.suptitle(f"{title}, by iteration", fontsize=10)
     fig.savefig(out, dpi=90)
-    plt.close(fig)
     return out
 
 def curves(runs, out=None):  # -> Path of a dashboard: the signs of learning, and of the Echo Trap (Fig. 6)

@@ -453,7 +453,7 @@ def load_models(cfg):  # -> {policy, critic (PPO), ref (KL), optimizer}, tokeniz
 def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success on its evaluation levels}
     result = {}
     for name in cfg.eval_names:
-        trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, 0.5)
+        trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, 0.5)  # Sec. 3.2
         result[name] = sum(traj.success for traj in trajs) / len(trajs)
         plots.say(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
         for traj in trajs[:2]:  # whole episodes, to be read
