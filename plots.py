@@ -115,7 +115,7 @@ def restore(parts, cfg):  # -> what `save` saved
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         changed = [x for x in asdict(cfg).keys() - MAY_CHANGE - {"out"} if saved["config"][x] != vars(cfg)[x]]
-        need(not changed, f"{cfg.resume}/config.json is not its checkpoint's: {', '.join(sorted(changed))}")
+        need(not changed, f"{cfg.resume}/config.json is not that of its checkpoint: {sorted(changed)}")
         for name, part in parts.items():
             if part:
                 part.load_state_dict(saved[name])

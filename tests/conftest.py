@@ -13,7 +13,20 @@ import pytest
 import torch
 import transformers
 
+import plots
 import ragen_mini
+
+
+@pytest.fixture
+def pictures():
+    """A test that asks for this gets real pictures."""
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request, monkeypatch):
+    """Drawing takes longer than a small run: elsewhere an empty file will do."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(plots, "draw", lambda title, panels, out, columns: Path(out).touch() or out)
 
 
 def random_llama(vocab, sharpen=12, **options):

@@ -169,7 +169,7 @@ def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
         assert rows[-1]["reward"] > rows[1]["reward"] + 0.3, (algo, rows[1]["reward"], rows[-1]["reward"])
 
 
-def test_plots_of_several_runs_and_bad_folders(tmp_path, folder, capsys):
+def test_plots_of_several_runs_and_bad_folders(tmp_path, folder, capsys, pictures):
     runs = [run(tmp_path, folder, "--algo", algo, name=algo)[0] for algo in ("ppo", "grpo")]
     with open(runs[1] / "log.jsonl", "a") as file:
         file.write('{"iteration": 3, "rew')  # a run that was killed in mid-write
@@ -198,6 +198,9 @@ def test_readme_commands_exist():
         for line in block.splitlines():
             if "ragen_mini.py" in line:
                 assert set(re.findall(r"--[a-z][a-z-]*", line)) <= options, line
+            if "plots.py" in line:
+                assert set(re.findall(r"--[a-z]+", line)) <= {"--run", "--seeds", "--model", "--iterations", "--out"}, line
+                assert line.split()[2] in {*plots.PAPER["figures"], "all", "claims", "curves", "xray"}, line
     for name in re.findall(r"\]\(([\w./]+)\)", readme):
         assert (ROOT / name).exists(), name
 
