@@ -238,3 +238,8 @@ def test_shipped_pages_are_what_the_program_prints_from_the_shipped_logs():
         assert name.startswith("table") or f"({args.folder.name}/{name}.png)" in page and (args.folder / f"{name}.png").exists()
     shipped = [path for path in (ROOT / "figures").rglob("*") if path.is_file() and path.suffix in (".png", ".txt", ".md", ".json", ".jsonl")]
     assert sum(path.stat().st_size for path in shipped if "checkpoint" not in path.parts) < 3e6
+    readme = (ROOT / "README.md").read_text().split("What came out, by ")[1].split("![")[0]
+    verdicts = [len(re.findall(rf"\| {verdict} \|$", page, re.M)) for verdict in ("holds", "does not hold", "not resolvable")]
+    assert readme.startswith("{} computed tests: {} hold, {} do not, {} are not".format(sum(verdicts), *verdicts))
+    for number in re.findall(r"-?\d\.\d\d", readme):
+        assert number in page or number in ("0.36", "1.00"), number
