@@ -216,12 +216,12 @@ def yardsticks(env, horizon):  # -> random, optimal: lists of the success within
     programming: V_h(s) = mean_a or max_a of sum_s' p(s'|s,a) V_h-1(s')."""
     index, queue, table, curves = {env.state: 0}, [(env.state, horizon)], [], []  # states, actions left there
     for i, (state, left) in enumerate(queue):
-        for action in env.actions:
+        for a, action in enumerate(env.actions):
             for p, new, _, over in env.outcomes(state, action) if left else [(1.0, state, 0.0, True)]:
                 if new not in index:
                     index[new] = len(index)
                     queue.append((new, 0 if over else left - 1))
-                table.append((i * len(env.actions) + env.actions.index(action), p, index[new]))
+                table.append((i * len(env.actions) + a, p, index[new]))  # row of Q, p(s'|s,a), s'
     row, prob, to = np.array(table).T
     for pick in (np.mean, np.max):
         V = [np.array([float(env.won(state)) for state, _ in queue])]

@@ -1,4 +1,4 @@
-"""What a run says, logs and saves; and figures, drawn from RUN/config.json and RUN/log.jsonl alone.
+"""What a run says, logs and saves; and figures, from config.json and log.jsonl alone (xray: checkpoint).
 
     python plots.py curves RUN [RUN ...]   one dashboard, runs overlaid: RUN/curves.png
     python plots.py xray RUN               every token of a few episodes, what it earned: RUN/xray.html
