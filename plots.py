@@ -2,17 +2,17 @@
 
     python plots.py curves RUN [RUN ...]   one dashboard, runs overlaid: RUN/curves.png
     python plots.py xray RUN               every token of a few episodes, what it earned: RUN/xray.html
-    python plots.py fig10 [--run]          a figure or table of the paper; --run: train first what is missing
-    python plots.py all|claims [--run]     all of them | the paper's claims, and what our runs say of them
+    python plots.py fig10|claims|all       of the paper; with --run: train first what is missing
 """
-import argparse, contextlib, copy, itertools, json, math, os, re, shutil, sys, zlib
+import argparse, contextlib, copy, itertools, json, math, os, re, shutil, signal, sys, threading, zlib
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
-import matplotlib.style
+import matplotlib.figure, matplotlib.style
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import envs
@@ -35,8 +35,8 @@ def say(text):  # above the progress bar; into `| tee`, which Ctrl-C ended, too,
         tqdm.write(text)
 
 def yardsticks(name, config):  # -> exact success of random and of optimal play on these levels in this budget
-    budget = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
-    return envs.mean_yardsticks(name, budget, config["eval_prompts"], config["success_rate"])[:, -1]
+    most = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])  # 35: Table 3's
+    return envs.mean_yardsticks(name, max(most, 35), config["eval_prompts"], config["success_rate"])[:, most]
 
 def eval_line(name, p, config):  # -> "frozenlake 0.41 [0.35, 0.47]  random 0.21  optimal 0.49"
     numbers = p, *envs.interval(p, config["eval_prompts"]), *yardsticks(name, config)
@@ -62,25 +62,22 @@ def statistics(trajs, R, batches, steps):  # -> columns of log.jsonl; README.md 
     return {key: round(float(x), 6) for key, x in row.items()} | {
         "updates": len(steps), "kept": sum(len(batch["ids"]) for batch in batches), "tokens": tokens}
 
-def warn_of_collapse(rows):
-    """Once a run, by the early signs of Sec. 4.1: marks the row and says so. It never stops the run."""
-    std, norm, valid = (column(rows, key)[1] for key in ("reward_std", "grad_norm", "valid"))
+def warn_of_collapse(rows):  # once a run, by the early signs of Sec. 4.1; it never stops the run
+    std, norm, valid = ([row[k] for row in rows if k in row] for k in ("reward_std", "grad_norm", "valid"))
     if len(std) < 10 or any("collapse" in row for row in rows):
         return
-    spike = "grad_norm" in rows[-1] and norm[-1] > 10 * np.median(norm)
-    signs = {"the in-group reward std is below 10% of its start": std[-5:].mean() < 0.1 * std[:5].mean(),
-             "the gradient norm is over 10 times its median": spike,
-             "fewer than half of the turns are valid": valid[-5:].mean() < 0.5 <= valid[:5].mean()}
+    std_then, std_now, valid_then, valid_now = (np.mean(x) for y in (std, valid) for x in (y[:5], y[-5:]))
+    signs = {"the in-group reward std is below 10% of its start": std_now < 0.1 * std_then,
+             "the gradient norm is over 10 times its median": norm and norm[-1] > 10 * np.median(norm),
+             "fewer than half of the turns are valid": valid_now < 0.5 <= valid_then}
     if any(signs.values()):
         rows[-1]["collapse"] = next(sign for sign, seen in signs.items() if seen)
         say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
 
 def open_run(cfg, parts):  # -> cfg with its folder, log.jsonl, samples.jsonl, rows of the log so far
     """A new folder, for nothing is ever overwritten; or that of --resume: parts and logs as when it saved."""
-    out, saved, cfg = Path(cfg.resume), {}, copy.copy(cfg)
-    if cfg.resume:
-        saved = restore(parts, cfg)
-    else:
+    out, saved, cfg = Path(cfg.resume), restore(parts, cfg) if cfg.resume else {}, copy.copy(cfg)
+    if not cfg.resume:
         name = cfg.out.rstrip("/") or f"runs/{cfg.env}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
         out = next(path for i in itertools.count(1) if not (path := Path(name + f"-{i}" * (i > 1))).exists())
         out.mkdir(parents=True)
@@ -116,9 +113,8 @@ def restore(parts, cfg):  # -> what `save` saved
         saved = torch.load(file, map_location="cpu", weights_only=True)
         changed = [x for x in asdict(cfg).keys() - MAY_CHANGE - {"out"} if saved["config"][x] != vars(cfg)[x]]
         need(not changed, f"{cfg.resume}/config.json is not that of its checkpoint: {sorted(changed)}")
-        for name, part in parts.items():
-            if part:
-                part.load_state_dict(saved[name])
+        for name in [name for name, part in parts.items() if part]:
+            parts[name].load_state_dict(saved[name])
     except Exception as error:
         need(False, f"{file} cannot be used: put it back or start anew ({repr(error)[:60]})")
     for group, lr in zip(parts["optimizer"].param_groups, (cfg.lr, cfg.critic_lr)):
@@ -134,17 +130,14 @@ def load(run):  # -> config, rows of the log; a last line that was cut off in mi
     need(found and "env" in found[0], f"{files[0]} is damaged")
     return found[0], found[1:]
 
-def column(rows, key):  # -> iterations, values
-    found = [(row["iteration"], row[key]) for row in rows if row.get(key) is not None]
-    return np.array(found, dtype=float).reshape(-1, 2).T
-
 def series(config, rows, metric):  # a column, "eval", "eval WORLD", or "seconds" so far -> iterations, values
     kind, _, world = metric.partition(" ")
     if kind == "eval":
         rows = [row | {"eval": row["eval"][world or config["env"]]} for row in rows if "eval" in row]
-    x, y = column(rows, "seconds_rollout" if kind == "seconds" else kind)
-    y = np.cumsum(y + column(rows, "seconds_update")[1]) if kind == "seconds" else y
-    return x * config["online_k"], y  # iterations of P prompts
+    keys = ["seconds_rollout", "seconds_update"] if kind == "seconds" else [kind]
+    found = [(row["iteration"], sum(map(row.get, keys))) for row in rows if row.get(keys[0]) is not None]
+    x, y = np.array(found, dtype=float).reshape(-1, 2).T
+    return x * config["online_k"], np.cumsum(y) if kind == "seconds" else y  # iterations of P prompts
 
 def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of each seed]}
     """Line: mean over seeds; band: lowest to highest, of one seed its 95% interval. Noisy: moving average."""
@@ -172,7 +165,7 @@ def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of
 @matplotlib.style.context(["petroff10", PAPER["style"]])  # colours that all readers tell apart
 def draw(title, panels, out, columns):  # panels: (metric, title, groups) of each -> out
     rows, seeds = math.ceil(len(panels) / columns), max(len(runs) for runs in panels[0][2].values())
-    fig = Figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")
     band = f"mean, range of {seeds} seeds" if seeds > 1 else "95% interval" * panels[0][0].startswith("eval")
     for i, panel in enumerate(panels, 1):
         draw_panel(fig.add_subplot(rows, columns, i), *panel)
@@ -209,10 +202,6 @@ def xray(run):  # -> Path of a page: the run's next iteration, in memory, token 
     Path(run, "xray.html").write_text(page)
     return Path(run, "xray.html")
 
-def report(run):  # the end of a run on the terminal
-    skipped = sum(row.get("updates") == 0 for row in load(run)[1])  # iterations without any spread
-    print(f"{curves([run])}; samples.jsonl, log.jsonl, checkpoint/ beside it; iterations skipped: {skipped}")
-
 def jobs(world, method, args):  # -> {folder: settings} of every seed. Equal runs share one, in all figures
     settings = PAPER["worlds"][world] | PAPER.get(args.model, {}).get(world, {}) | PAPER["methods"][method]
     settings |= {"model": args.model} | ({"iterations": args.iterations} if args.iterations else {})
@@ -225,21 +214,34 @@ def runs_of(world, method, args):  # -> (config, rows) of each seed
     need(all(len(rows) > config["iterations"] for config, rows in runs), f"{world}, {method}: add --run")
     return runs
 
-def run_missing(names, args):  # train what is not there yet; a run that was cut short goes on
+def train_one(folder, settings):  # or go on with it. An iteration of Online-k is k updates
     import ragen_mini as rm
-    needed = {folder: settings for name in names for world, _, methods in PAPER["figures"][name]["panels"]
-              for method in PAPER["sets"][methods] for folder, settings in jobs(world, method, args).items()}
-    logs = {folder: load(folder) for folder in needed if (folder / LOGS[0]).exists()}
-    done = [folder for folder, (config, rows) in logs.items() if len(rows) > config["iterations"]]
-    for folder in tqdm([folder for folder in needed if folder not in done], "runs"):
-        if folder in logs:
-            cfg = rm.parse_config(["--resume", str(folder)])
-        else:
-            shutil.rmtree(folder, ignore_errors=True)  # killed while it was being made
-            cfg = rm.Config(out=str(folder), **needed[folder])
-            cfg.iterations = max(1, cfg.iterations // cfg.online_k)  # k updates each
-            cfg.eval_every = max(1, cfg.eval_every // cfg.online_k)
-        rm.train(cfg)
+    if (folder / LOGS[0]).exists():
+        return rm.train(rm.parse_config(["--resume", str(folder)]))
+    shutil.rmtree(folder, ignore_errors=True)  # killed while it was being made
+    cfg = rm.Config(out=str(folder), **settings)
+    cfg.iterations, cfg.eval_every = (max(1, n // cfg.online_k) for n in (cfg.iterations, cfg.eval_every))
+    rm.train(cfg)
+
+def be_one_of_many(ask_to_stop):  # processes: quiet, one thread, and gone as soon as the parent is
+    torch.set_num_threads(1)
+    sys.stdout = open(os.devnull, "w")
+    signal.signal(signal.SIGINT, ask_to_stop)  # Ctrl-C reaches them all
+    threading.Thread(target=lambda: os._exit(parent_process().join() or 1), daemon=True).start()
+
+def run_missing(names, args):  # trains what is not there yet, args.jobs runs at once
+    import ragen_mini as rm
+    logs = {file.parent: load(file.parent) for file in args.folder.glob(f"*/{LOGS[0]}")}
+    todo = {folder: settings for name in names for world, _, methods in PAPER["figures"][name]["panels"]
+            for method in PAPER["sets"][methods] for folder, settings in jobs(world, method, args).items()
+            if folder not in logs or len(logs[folder][1]) <= logs[folder][0]["iterations"]}
+    many = args.jobs or (torch.get_num_threads() if args.model == "tiny" and not rm.CUDA else 1)
+    if many == 1 or not todo:
+        return [train_one(*job) for job in tqdm(todo.items(), "runs")]
+    rm.load_models(rm.Config(**[*todo.values()][0]))  # the first time it makes `tiny`: once, for all of them
+    os.environ["TQDM_DISABLE"] = "1"  # their bars; ours is here already
+    with ProcessPoolExecutor(many, get_context("spawn"), be_one_of_many, [rm.ask_to_stop]) as pool:
+        list(tqdm(pool.map(train_one, *zip(*todo.items())), "runs", len(todo)))
 
 def markdown(head, rows):  # -> a table
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
@@ -259,9 +261,7 @@ def figure(name, args):  # -> Markdown: a picture, or a table: mean [lowest, hig
             table.setdefault(method, [method]).append(cell)
     return f"{title}\n\n" + markdown(["", *(head[:-2] for _, head, _ in panels)], table.values())
 
-def claims(args):  # -> Markdown: a table of what the paper says, and what our runs say of it
-    """A measure of a method's curve, less that of another's, by seed: above the margin? By Student's interval
-    of the mean, 95%, over training seeds: of fifty such intervals two or three miss by chance."""
+def claims(args):  # -> Markdown: what the paper says; our runs' measure of it, with Student's 95% interval
     table = []
     for name, says, metric, key, least, *pairs in PAPER["claims"]:
         d, *less = ([MEASURES[key](series(*run, metric)[1]) for run in runs_of(*p, args)] for p in pairs)
@@ -278,15 +278,15 @@ def main(argv=None):
     parser.add_argument("what", choices=["curves", "xray", *PAPER["figures"], "claims", "all"])
     parser.add_argument("runs", nargs="*", help="of curves and xray: run folders")
     parser.add_argument("--run", action="store_true", help="train what is missing first")
-    for name, default in (("seeds", 3), ("iterations", 0), ("model", "tiny"), ("out", "")):
+    for name, default in (("seeds", 3), ("iterations", 0), ("jobs", 0), ("model", "tiny"), ("out", "")):
         parser.add_argument("--" + name, type=type(default), default=default)
     args = parser.parse_args(argv)
     names = [*PAPER["figures"], "claims"] if args.what == "all" else [args.what]
     other = {"curves": lambda: curves(args.runs, args.out), "xray": lambda: xray(args.runs[0]),
              "claims": lambda: claims(args)}
     need(bool(args.runs) == (args.what in ("curves", "xray")), "curves and xray (only) take run folders")
-    fits = not args.out or args.what == "curves" and args.out.endswith(".png")
-    need(fits and args.seeds > 0 <= args.iterations, "--out: .png, for curves; --seeds, --iterations above 0")
+    need(not args.out or args.what == "curves" and args.out.endswith(".png"), "--out: a .png, for curves")
+    need(args.seeds > 0 <= min(args.iterations, args.jobs), "--seeds is above 0, others are not below it")
     args.folder = PICTURES / args.model.strip("/").replace("/", "-")
     if args.run:
         run_missing([name for name in PAPER["figures"] if {name, "claims"} & {*names}], args)
@@ -296,5 +296,5 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, KeyboardInterrupt) as error:
+    except (OSError, KeyboardInterrupt, BrokenExecutor) as error:
         need(False, str(error) or "stopped: the same command goes on")

@@ -277,8 +277,7 @@ def token_values(critic, part, cfg):  # ids (B,T), mask (B,T-1) -> value (n,)
 def on_grid(per_token, batch):  # per_token(part) gives (n,), here put in place: -> (B,T-1), else 0
     grid = torch.zeros_like(batch["reward"])
     for rows, part in micro_batches(batch, torch.arange(len(grid))):
-        part_grid = torch.zeros_like(part["reward"]).masked_scatter(part["mask"], per_token(part))
-        grid[rows, :part_grid.shape[1]] = part_grid
+        grid[rows, :len(part["mask"][0])] = (0 * part["reward"]).masked_scatter(part["mask"], per_token(part))
     return grid
 
 def logps(policy, batch, cfg):  # -> log pi (B,T-1) of the tokens that the model wrote, else 0
@@ -537,7 +536,8 @@ def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before traini
                 raise SystemExit(128 + stop[0])
             bar.update(i > 0)
             bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "success", "entropy") if i})
-    plots.report(cfg.out)
+    skipped = sum(row.get("updates") == 0 for row in rows)  # no group had any spread
+    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
     return rows
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """The paper's figures, tables and claims: from data to runs, from logs to pictures, numbers and verdicts; the X-ray."""
 import argparse
+import contextlib
 import copy
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +20,8 @@ import ragen_mini as rm
 from conftest import ROOT
 
 
-
 def args_of(**options):
-    args = argparse.Namespace(**dict(seeds=2, iterations=0, model="tiny") | options)
+    args = argparse.Namespace(**dict(seeds=2, iterations=0, jobs=1, model="tiny") | options)
     args.folder = plots.PICTURES / Path(args.model).name
     return args
 
@@ -55,7 +59,6 @@ def small(monkeypatch, tmp_path):
         world |= dict(prompts=2, rollouts=4, batch=4, eval_prompts=2, eval_envs="", max_new_tokens=16, lr=1e-3, device="cpu", env="bandit")
     monkeypatch.setattr(plots, "PAPER", paper)
     monkeypatch.setattr(plots, "PICTURES", tmp_path)
-    monkeypatch.setattr(plots, "report", lambda run: None)
     return tmp_path
 
 
@@ -108,6 +111,58 @@ def test_an_interrupted_run_goes_on(small, folder, monkeypatch):
     plots.PAPER["worlds"]["bandit"]["lr"] = 2e-3
     with pytest.raises(SystemExit):  # other settings: those runs are not there
         plots.figure("fig5", args)
+
+
+def alive(group):  # processes of a group that have not ended
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            state, _, number, *_ = file.read_text().rpartition(")")[2].split()
+            found += [file.parent.name] * (int(number) == group and state != "Z")
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_runs_in_processes_of_their_own_end_with_the_command_and_go_on(small, folder, tmp_path):
+    """The command is killed while two runs are trained at once: both end. The same command finishes them; one after another gives the same."""
+    plots.PAPER["figures"] = {"fig5": {"title": "", "panels": [["bandit", "eval", "baselines"]]}}
+    code = """import argparse, json, plots
+if __name__ == "__main__":
+    plots.PAPER = json.load(open("paper.json"))
+    plots.run_missing(["fig5"], argparse.Namespace(folder=plots.Path("processes"), **json.load(open("args.json"))))"""
+    for world in plots.PAPER["worlds"].values():
+        world |= dict(save_every=2, eval_every=0)
+    args = dict(seeds=1, iterations=20, model=folder, jobs=2)
+    for name, text in (("paper.json", json.dumps(plots.PAPER)), ("args.json", json.dumps(args)), ("job.py", code)):
+        (tmp_path / name).write_text(text)
+
+    def start():
+        return subprocess.Popen([sys.executable, "job.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
+                                stderr=subprocess.PIPE, text=True)
+
+    def finished():
+        return [file.read_text().count("\n") for file in sorted(tmp_path.glob("processes/*/log.jsonl"))]
+    process = start()
+    while process.poll() is None and not (len(finished()) == 2 and min(finished()) > 3):
+        time.sleep(0.01)
+    process.kill()
+    said = process.communicate()[1]
+    for _ in range(300):
+        if not alive(process.pid):
+            break
+        time.sleep(0.01)
+    assert not alive(process.pid) and max(finished(), default=21) < 21, said
+    process = start()
+    _, said = process.communicate()
+    assert process.returncode == 0 and finished() == [21, 21] and "2/2" in said and "StarPO" not in said
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    plots.run_missing(["fig5"], argparse.Namespace(folder=tmp_path / "serial", **args | {"jobs": 1}))
+    torch.set_num_threads(threads)
+    for run in (tmp_path / "processes").iterdir():
+        rows, truth = (plots.load(root / run.name)[1] for root in (tmp_path / "processes", tmp_path / "serial"))
+        assert [{k: x for k, x in row.items() if "seconds" not in k} for row in rows] == [
+            {k: x for k, x in row.items() if "seconds" not in k} for row in truth]
 
 
 @pytest.fixture
