@@ -2,7 +2,7 @@
 
     python plots.py curves RUN [RUN ...]   one dashboard, runs overlaid: RUN/curves.png
     python plots.py xray RUN               every token of a few episodes, what it earned: RUN/xray.html
-    python plots.py fig10|claims|all       of the paper; with --run: train first what is missing
+    python plots.py fig10|claims|all       a figure, the claims, all; --run: train first what is missing
 """
 import argparse, contextlib, copy, itertools, json, math, os, re, shutil, signal, sys, threading, zlib
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
@@ -30,12 +30,12 @@ def need(condition, message):  # what the user can put right is one line on the 
         tqdm.write(message, file=sys.stderr)
         raise SystemExit(2)
 
-def say(text):  # above the progress bar; into `| tee`, which Ctrl-C ended, too, without failing
+def say(text):  # above the progress bar; does not fail where Ctrl-C has ended `| tee`, too
     with contextlib.suppress(OSError):
         tqdm.write(text)
 
-def yardsticks(name, config):  # -> exact success of random and of optimal play on these levels in this budget
-    most = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])  # 35: Table 3's
+def yardsticks(name, config):  # -> exact success of random, optimal play; a table to 35 (Table 3) serves all
+    most = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
     return envs.mean_yardsticks(name, max(most, 35), config["eval_prompts"], config["success_rate"])[:, most]
 
 def eval_line(name, p, config):  # -> "frozenlake 0.41 [0.35, 0.47]  random 0.21  optimal 0.49"
@@ -68,7 +68,7 @@ def warn_of_collapse(rows):  # once a run, by the early signs of Sec. 4.1; it ne
         return
     std_then, std_now, valid_then, valid_now = (np.mean(x) for y in (std, valid) for x in (y[:5], y[-5:]))
     signs = {"the in-group reward std is below 10% of its start": std_now < 0.1 * std_then,
-             "the gradient norm is over 10 times its median": norm and norm[-1] > 10 * np.median(norm),
+             "gradient norm 10 times its median": rows[-1].get("grad_norm", 0) > 10 * np.median(norm or 0),
              "fewer than half of the turns are valid": valid_now < 0.5 <= valid_then}
     if any(signs.values()):
         rows[-1]["collapse"] = next(sign for sign, seen in signs.items() if seen)
@@ -137,7 +137,7 @@ def series(config, rows, metric):  # a column, "eval", "eval WORLD", or "seconds
     keys = ["seconds_rollout", "seconds_update"] if kind == "seconds" else [kind]
     found = [(row["iteration"], sum(map(row.get, keys))) for row in rows if row.get(keys[0]) is not None]
     x, y = np.array(found, dtype=float).reshape(-1, 2).T
-    return x * config["online_k"], np.cumsum(y) if kind == "seconds" else y  # iterations of P prompts
+    return x * config["online_k"], np.cumsum(y) if kind == "seconds" else y  # x: in iterations of P prompts
 
 def draw_panel(ax, metric, title, groups):  # groups: {label: [(config, rows) of each seed]}
     """Line: mean over seeds; band: lowest to highest, of one seed its 95% interval. Noisy: moving average."""
@@ -205,6 +205,7 @@ def xray(run):  # -> Path of a page: the run's next iteration, in memory, token 
 def jobs(world, method, args):  # -> {folder: settings} of every seed. Equal runs share one, in all figures
     settings = PAPER["worlds"][world] | PAPER.get(args.model, {}).get(world, {}) | PAPER["methods"][method]
     settings |= {"model": args.model} | ({"iterations": args.iterations} if args.iterations else {})
+    need(args.iterations % settings.get("online_k", 1) == 0, "--iterations: a multiple of 10, for Online-k")
     mark = f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"  # other settings, other folder
     name = "-".join(re.findall(r"\w+", f"{world} {method} {mark} seed"))
     return {args.folder / f"{name}{seed}": settings | {"seed": seed} for seed in range(args.seeds)}
@@ -214,14 +215,14 @@ def runs_of(world, method, args):  # -> (config, rows) of each seed
     need(all(len(rows) > config["iterations"] for config, rows in runs), f"{world}, {method}: add --run")
     return runs
 
-def train_one(folder, settings):  # or go on with it. An iteration of Online-k is k updates
+def train_one(folder, settings):  # anew, or from its checkpoint. One iteration of Online-k counts for k
     import ragen_mini as rm
     if (folder / LOGS[0]).exists():
-        return rm.train(rm.parse_config(["--resume", str(folder)]))
+        return rm.STOP or rm.train(rm.parse_config(["--resume", str(folder)]))
     shutil.rmtree(folder, ignore_errors=True)  # killed while it was being made
     cfg = rm.Config(out=str(folder), **settings)
     cfg.iterations, cfg.eval_every = (max(1, n // cfg.online_k) for n in (cfg.iterations, cfg.eval_every))
-    rm.train(cfg)
+    rm.STOP or rm.train(cfg)  # Ctrl-C in the run before: this one is not begun
 
 def be_one_of_many(ask_to_stop):  # processes: quiet, one thread, and gone as soon as the parent is
     torch.set_num_threads(1)
@@ -229,19 +230,18 @@ def be_one_of_many(ask_to_stop):  # processes: quiet, one thread, and gone as so
     signal.signal(signal.SIGINT, ask_to_stop)  # Ctrl-C reaches them all
     threading.Thread(target=lambda: os._exit(parent_process().join() or 1), daemon=True).start()
 
-def run_missing(names, args):  # trains what is not there yet, args.jobs runs at once
+def run_missing(names, args):  # trains what is not there yet: one after another, or many at once
     import ragen_mini as rm
-    logs = {file.parent: load(file.parent) for file in args.folder.glob(f"*/{LOGS[0]}")}
     todo = {folder: settings for name in names for world, _, methods in PAPER["figures"][name]["panels"]
             for method in PAPER["sets"][methods] for folder, settings in jobs(world, method, args).items()
-            if folder not in logs or len(logs[folder][1]) <= logs[folder][0]["iterations"]}
+            if not (folder / LOGS[0]).exists() or len(load(folder)[1]) <= load(folder)[0]["iterations"]}
     many = args.jobs or (torch.get_num_threads() if args.model == "tiny" and not rm.CUDA else 1)
     if many == 1 or not todo:
         return [train_one(*job) for job in tqdm(todo.items(), "runs")]
-    rm.load_models(rm.Config(**[*todo.values()][0]))  # the first time it makes `tiny`: once, for all of them
+    rm.load_models(rm.Config(**[*todo.values()][0] | {"device": "cpu"}))  # makes `tiny` once, for all
     os.environ["TQDM_DISABLE"] = "1"  # their bars; ours is here already
     with ProcessPoolExecutor(many, get_context("spawn"), be_one_of_many, [rm.ask_to_stop]) as pool:
-        list(tqdm(pool.map(train_one, *zip(*todo.items())), "runs", len(todo)))
+        list(tqdm(pool.map(train_one, *zip(*todo.items())), "runs (Ctrl-C: they save)", len(todo)))
 
 def markdown(head, rows):  # -> a table
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
@@ -286,7 +286,7 @@ def main(argv=None):
              "claims": lambda: claims(args)}
     need(bool(args.runs) == (args.what in ("curves", "xray")), "curves and xray (only) take run folders")
     need(not args.out or args.what == "curves" and args.out.endswith(".png"), "--out: a .png, for curves")
-    need(args.seeds > 0 <= min(args.iterations, args.jobs), "--seeds is above 0, others are not below it")
+    need(args.seeds > 0 <= min(args.iterations, args.jobs), "--seeds: above 0; --iterations, --jobs: 0 up")
     args.folder = PICTURES / args.model.strip("/").replace("/", "-")
     if args.run:
         run_missing([name for name in PAPER["figures"] if {name, "claims"} & {*names}], args)

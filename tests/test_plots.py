@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -123,46 +124,56 @@ def alive(group):  # processes of a group that have not ended
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_runs_in_processes_of_their_own_end_with_the_command_and_go_on(small, folder, tmp_path):
-    """The command is killed while two runs are trained at once: both end. The same command finishes them; one after another gives the same."""
+def test_runs_in_processes_of_their_own(small, folder, tmp_path):
+    """Two at once: Ctrl-C saves both and begins no third; where the command is killed they end, too; then it finishes all four.
+    One after another, with one thread, the rows are the same."""
     plots.PAPER["figures"] = {"fig5": {"title": "", "panels": [["bandit", "eval", "baselines"]]}}
+    for world in plots.PAPER["worlds"].values():
+        world |= dict(save_every=100, eval_every=100)
+    args = dict(seeds=2, iterations=30, model=folder, jobs=2)
     code = """import argparse, json, plots
 if __name__ == "__main__":
     plots.PAPER = json.load(open("paper.json"))
     plots.run_missing(["fig5"], argparse.Namespace(folder=plots.Path("processes"), **json.load(open("args.json"))))"""
-    for world in plots.PAPER["worlds"].values():
-        world |= dict(save_every=2, eval_every=0)
-    args = dict(seeds=1, iterations=20, model=folder, jobs=2)
     for name, text in (("paper.json", json.dumps(plots.PAPER)), ("args.json", json.dumps(args)), ("job.py", code)):
         (tmp_path / name).write_text(text)
 
-    def start():
-        return subprocess.Popen([sys.executable, "job.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
-                                stderr=subprocess.PIPE, text=True)
+    def logged():
+        return {file.parent: file.read_text().count("\n") for file in tmp_path.glob("processes/*/log.jsonl")}
 
-    def finished():
-        return [file.read_text().count("\n") for file in sorted(tmp_path.glob("processes/*/log.jsonl"))]
-    process = start()
-    while process.poll() is None and not (len(finished()) == 2 and min(finished()) > 3):
-        time.sleep(0.01)
-    process.kill()
+    def start(more=0):  # and wait until two runs have so many more rows
+        process = subprocess.Popen([sys.executable, "job.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
+                                   stderr=subprocess.PIPE, text=True)
+        before = logged()
+        while more and process.poll() is None and sum(rows > before.get(run, 0) + more for run, rows in logged().items()) < 2:
+            time.sleep(0.01)
+        return process
+
+    process = start(more=3)
+    os.killpg(process.pid, signal.SIGINT)
     said = process.communicate()[1]
+    stopped = logged()
+    assert process.returncode and "KeyboardInterrupt" in said and len(stopped) == 2 and max(stopped.values()) < 31, (said, stopped)
+    for run, rows in stopped.items():
+        assert torch.load(run / "checkpoint/trainer.pt", weights_only=True)["log.jsonl"].count("\n") == rows
+    process = start(more=1)
+    process.kill()
+    process.wait()
     for _ in range(300):
-        if not alive(process.pid):
-            break
-        time.sleep(0.01)
-    assert not alive(process.pid) and max(finished(), default=21) < 21, said
+        if alive(process.pid):
+            time.sleep(0.01)
+    assert not alive(process.pid) and max(logged().values()) < 31
     process = start()
-    _, said = process.communicate()
-    assert process.returncode == 0 and finished() == [21, 21] and "2/2" in said and "StarPO" not in said
+    said = process.communicate()[1]
+    assert process.returncode == 0 and [*logged().values()] == [31] * 4 and "4/4" in said and "StarPO" not in said, said
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     plots.run_missing(["fig5"], argparse.Namespace(folder=tmp_path / "serial", **args | {"jobs": 1}))
     torch.set_num_threads(threads)
-    for run in (tmp_path / "processes").iterdir():
-        rows, truth = (plots.load(root / run.name)[1] for root in (tmp_path / "processes", tmp_path / "serial"))
-        assert [{k: x for k, x in row.items() if "seconds" not in k} for row in rows] == [
-            {k: x for k, x in row.items() if "seconds" not in k} for row in truth]
+    for run in logged():
+        rows, truth = ([{key: x for key, x in row.items() if "seconds" not in key} for row in plots.load(path)[1]]
+                       for path in (run, tmp_path / "serial" / run.name))
+        assert rows == truth
 
 
 @pytest.fixture
