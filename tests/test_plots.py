@@ -178,12 +178,12 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def invented(monkeypatch, tmp_path):
-    """Every run as an invented log: success rises to the number of the run / 1000."""
+    """Every run as an invented log: success rises to the number of the run / 1000, from 1 on."""
     monkeypatch.setattr(plots, "PICTURES", tmp_path)
     monkeypatch.setattr(plots, "yardsticks", lambda name, config: (0.125, len(name) / 20))
     ends = {}
     for number, (folder, settings) in enumerate(job for pair in PAIRS for job in plots.jobs(*pair, args_of()).items()):
-        cfg, ends[folder] = rm.Config(**settings | {"iterations": 4}, device="cpu"), number / 1000
+        cfg, ends[folder] = rm.Config(**settings | {"iterations": 4}, device="cpu"), (number + 1) / 1000
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({name: vars(cfg)[name] for name in rm.Config.__dataclass_fields__}))
         rows = [{"iteration": i, "eval": {name: i / 4 * ends[folder] for name in cfg.eval_names}} | (dict(
