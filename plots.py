@@ -2,7 +2,7 @@
 
     python plots.py curves RUN [RUN ...]   one dashboard, runs overlaid: RUN/curves.png
     python plots.py xray RUN               every token of a few episodes, what it earned: RUN/xray.html
-    python plots.py fig10|claims|all       a figure, the claims, all; --run: train first what is missing
+    python plots.py fig10|table2|claims|all  the paper's, from our runs; --run: train first what is missing
 """
 import argparse, contextlib, copy, itertools, json, math, os, re, shutil, signal, sys, threading, zlib
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
@@ -198,9 +198,9 @@ def xray(run):  # -> Path of a page: the run's next iteration, in memory, token 
     episodes = [vars(traj) | {"env": "", "tokens": [tok.decode([i]) for i in traj.ids]}
                 for traj in trajs[shown] + trajs[n:n + 1]]
     data = json.dumps({"title": f"{run}, iteration {len(rows)}", "episodes": episodes, "columns": columns})
-    page = (PICTURES / "xray.html").read_text().replace("EPISODES", data.replace("<", "\\u003c"))
-    Path(run, "xray.html").write_text(page)
-    return Path(run, "xray.html")
+    page = Path(run, "xray.html")
+    page.write_text((PICTURES / "xray.html").read_text().replace("EPISODES", data.replace("<", "\\u003c")))
+    return page
 
 def jobs(world, method, args):  # -> {folder: settings} of every seed. Equal runs share one, in all figures
     settings = PAPER["worlds"][world] | PAPER.get(args.model, {}).get(world, {}) | PAPER["methods"][method]

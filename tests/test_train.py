@@ -199,7 +199,7 @@ def test_readme_commands_exist():
             if "ragen_mini.py" in line:
                 assert set(re.findall(r"--[a-z][a-z-]*", line)) <= options, line
             if "plots.py" in line:
-                assert set(re.findall(r"--[a-z]+", line)) <= {"--run", "--seeds", "--model", "--iterations", "--out"}, line
+                assert set(re.findall(r"--[a-z]+", line)) <= {"--run", "--seeds", "--model", "--iterations", "--out", "--jobs"}, line
                 assert line.split()[2] in {*plots.PAPER["figures"], "all", "claims", "curves", "xray"}, line
     for name in re.findall(r"\]\(([\w./]+)\)", readme):
         assert (ROOT / name).exists(), name
