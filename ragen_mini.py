@@ -1,550 +1,1043 @@
-"""RAGEN / StarPO (arXiv 2504.20073) in one file. Read it top to bottom: it is the life of a trajectory.
+"""RAGEN / StarPO (arXiv 2504.20073) in one file: a language model learns to act by playing.
 
-A language model plays N episodes from each of P initial states (`rollout`); StarPO-S keeps the groups whose
-returns vary most (`uncertainty_filter`); each token it wrote gets an advantage (PPO: `gae`, GRPO:
-`grpo_advantages`); clipped gradient steps make the good ones likelier (`update`). B = P*N trajectories, T
-tokens of the longest, n tokens that the model wrote, V vocabulary, D width. Sampled ids are trained as they
-are, never decoded and encoded again; who wrote a token is recorded as it is appended, never reconstructed.
-In a (B,T-1) tensor, column t is about predicting token t+1.
+    repeat:                                                                                        in the paper
+        trajs   = rollout(...)              from each of P initial states the model plays N episodes
+        R       = returns(trajs)            the sum of each episode's rewards                      eq. 2
+        kept    = uncertainty_filter(R)     the initial states whose N returns differ most         eq. 7
+        batch   = compute_advantages(...)   how much better than expected was every token?         eq. 4, 5
+        update(batch)                       tokens that were better become likelier                eq. 4, 6
+
+Words
+    prompt      an initial state of the world, as text; P of them in an iteration
+    group       the N episodes that start from one prompt
+    rollout     playing all of these P*N = B episodes with the present model
+    trajectory  one episode as a sequence of tokens: message, answer, message, answer, ...
+    turn        one message of the environment and one answer of the model; K turns at most
+    action      a word inside an answer that moves the world; an answer may hold several
+    token       what the model samples, one at a time. For the algorithm a *step* is a token, not a turn
+    return      R(tau): the sum of the rewards of all turns of a trajectory
+    advantage   how much better than expected things went after a token; above 0: make it likelier
+    ratio       a token's probability now, divided by its probability when it was sampled
+    update      one gradient step, on E trajectories
+    iteration   one rollout and all updates that are made with it
+    policy      the language model as a player; critic: a second one that forecasts rewards (PPO only)
+
+Part 1 is the method, in the order in which one would lecture; `train`, its last function, is the loop above.
+Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line; `cfg` is
+the Config there. Shapes: B trajectories, T tokens of the longest, n tokens that the model wrote, V vocabulary.
 """
-import argparse, contextlib, copy, functools, hashlib, inspect, json, os, re, shutil, signal, tempfile, time
+import contextlib
+import copy
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
-import torch, transformers
+import torch
+import transformers
 from safetensors import SafetensorError
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint as without_keeping_activations
 from tqdm import tqdm
 
-import envs, plots
-from plots import need
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-FORMAT_PENALTY = -0.1   # App. B.1: a turn that is not <think>..</think><answer>..</answer> with valid actions
-MAX_NORM, VALUE_CLIP = 1.0, 0.5  # longest gradient; farthest a value moves in an update. Released code
-CUDA, QWEN, STOP = torch.cuda.is_available(), "Qwen/Qwen2.5-0.5B-Instruct", []  # STOP: signals that came
-MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory, changes no gradient
-CHUNK_LOGITS = 2 ** 26  # logits that exist at once in the update: 256 MB, and a few copies
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
-DIVERGED = "not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: --resume "
+import envs
+import plots
 
-# ---------------------------------------------------------------------------------------------------- config
+FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
+EVAL_TEMPERATURE = 0.5  # Sec. 3.2
+MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
+VALUE_CLIP = 0.5  # farthest that a forecast of the critic is moved by one update (released code)
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
-TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32, eval_prompts=256)
-PAPER = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
-ZERO_OK = "seed eval_every mi_every success_rate gamma lam clip_low clip_high entropy_coef kl_coef".split()
-AT_MOST_ONE = "keep success_rate gamma lam clip_low".split()
 
-@dataclass
-class Config:  # None: filled in by __post_init__. The comments are the texts of --help
-    env: str = "frozenlake"  # environment to train on (python envs.py lists them)
-    model: str = "auto"  # tiny (embedded), a folder, a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU
-    device: str = "auto"  # cuda, mps or cpu; auto: cuda if there is one, else cpu
-    seed: int = 0  # of everything random
-    iterations: int = None  # rounds of rollout and update (tiny: 100, other models: 200)
-    eval_envs: str = ""  # evaluate on these, too: comma-separated names
-    eval_every: int = 20  # iterations between evaluations; 0: never
-    eval_prompts: int = None  # evaluation levels, at most 256 (default 256; large models without a GPU: 8)
-    eval_only: bool = False  # evaluate --model and stop
-    mi_every: int = 0  # iterations between measurements of the thoughts' mutual information; 0: never
-    save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
-    out: str = ""  # folder of the run (default runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run that was cut short: it goes on exactly, with its settings
-    prompts: int = 8  # P: initial states per iteration
-    rollouts: int = 16  # N: episodes from each initial state
-    max_turns: int = 5  # turns of an episode
-    max_actions_per_turn: int = 5  # further actions of an answer are dropped
-    max_actions: int = 10  # actions of an episode
-    max_new_tokens: int = None  # tokens the model may write per turn (tiny: 32, other models: 400)
-    temperature: float = 1.0  # of the rollout; evaluation is at 0.5
-    no_think: bool = False  # answer at once, without <think>...</think>
-    success_rate: float = 1 / 3  # FrozenLake: probability of the intended move (later code: 0.8)
-    algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
-    gamma: float = 1.0  # ppo: discount
-    lam: float = 1.0  # ppo: lambda of GAE
-    adv_norm: str = "std"  # grpo: std (divide by the group's, eq. 5) or mean (only subtract it)
-    clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
-    entropy_coef: float = 0.001  # weight of the entropy bonus
-    online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
-    starpo_s: bool = False  # the three changes below at once: keep 0.25, kl-coef 0, clip-high 0.28
-    keep: float = None  # share of the prompts that is kept, most uncertain first (default 1)
-    kl_coef: float = None  # weight of the KL penalty in the reward (default 0.001)
-    clip_high: float = None  # the ratio is clipped above 1 + clip_high (default 0.2)
-    batch: int = 32  # E: trajectories per update
-    epochs: int = 1  # passes over the trajectories of an iteration
-    lr: float = None  # Adam, policy (tiny: 4e-4, other models: 1e-6)
-    critic_lr: float = None  # Adam, critic (tiny: 1e-3, other models: 1e-5)
+CUDA = torch.cuda.is_available()
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
 
-    def __post_init__(self):
-        self.device = {"auto": "cuda" if CUDA else "cpu"}.get(self.device, self.device)
-        self.model = {"auto": QWEN if "cuda" in self.device else "tiny"}.get(self.model, self.model)
-        preset = (TINY if self.model == "tiny" else PAPER) | (STARPO_S if self.starpo_s else STARPO)
-        vars(self).update({name: value for name, value in preset.items() if getattr(self, name) is None})
-        for name, x in vars(self).items():
-            zero, high = name in ZERO_OK, 1 if name in AT_MOST_ONE else 1e9
-            need(type(x) not in (int, float) or 0 < x <= high or zero and x == 0,
-                 f"--{name.replace('_', '-')} {x}: {'at least' if zero else 'above'} 0 and at most {high:g}")
-        self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
-        self.eval_names = list(dict.fromkeys([self.env, *filter(None, self.eval_envs.split(","))]))
-        here = ["cpu"] + ["cuda"] * CUDA + ["mps"] * torch.backends.mps.is_available()
-        for x, choices in ((self.algo, ("ppo", "grpo")), (self.adv_norm, ("std", "mean")),
-                           (self.device.split(":")[0], here), *((x, envs.ENVS) for x in self.eval_names)):
-            need(x in choices, f"{x}: choose {' or '.join(choices)}")
-        need(self.rollouts > 1 or self.keep == 1 and self.algo == "ppo", "filter and GRPO need --rollouts 2")
 
-def parse_config(argv=None):  # -> Config; the command line is made from its fields and their comments
-    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--option value ...]", allow_abbrev=False)
-    parser.error = lambda message: need(False, f"{message} (--help lists all options)")
-    texts = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Config), re.M))
-    for f in fields(Config):
-        kind = {"action": "store_true"} if f.type is bool else {"type": f.type, "metavar": f.type.__name__}
-        parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **kind,
-                            help=texts[f.name] + f" [{str(f.default)[:10]}]" * bool(f.default))
-    given = vars(parser.parse_args(argv))
-    run = given.get("resume") or os.path.dirname(given.get("model", "").rstrip("/"))  # of RUN/checkpoint
-    saved = plots.load(run)[0] if "resume" in given or run and Path(run, "log.jsonl").exists() else {}
-    need(saved.keys() <= texts.keys(), f"{run} was made by another version of this program")
-    changed = " ".join(sorted(given.keys() - plots.MAY_CHANGE)) if "resume" in given else ""
-    need(not changed, f"--resume goes on with the settings of {run}, it cannot change {changed}")
-    anew = {"device", "out", *(STARPO if "starpo_s" in given else ())} if "resume" not in given else ()
-    return Config(**{name: x for name, x in saved.items() if name not in anew} | given)
+class UserError(Exception):
+    """Something that the user can put right. The command line prints it as one line and exits with code 2."""
 
-# ------------------------------------------------------ words in, actions out: a turn, and the trajectory
-START = {False: "<think>", True: "<answer>"}  # by cfg.no_think: the first tag of an answer is in the prompt
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, in linear time
+
+def need(condition, message):
+    if not condition:
+        raise UserError(message)
+
+
+@contextlib.contextmanager
+def otherwise(advice):
+    """Where a file is missing, damaged or cannot be written, every library raises an exception of its own."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{advice} ({reason[:150]})") from error
+
+
+# ===========================================================================================================
+# PART 1: THE METHOD
+# ===========================================================================================================
+
+# ------------------------------------------------------------------------------------------ a turn in words
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, matched in linear time
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
-def message(env, cfg, left, reward=None):  # what the agent reads: the task or its last reward, the state
-    shape = "<think> your thoughts </think>" * (not cfg.no_think) + "<answer> action || action </answer>"
-    task = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
-            f"||. Write exactly {shape} and nothing else.\n\n")
-    before = task if reward is None else f"Reward: {reward:.1f}\n"
-    return f"{before}State:\n{env.render()}\nYou have {left} actions left."
 
-@functools.lru_cache(2048)  # a group often reads the same
-def encode(tok, no_think, user, after_answer):  # -> ids
-    """A user message in the chat template, then START; `after_answer`: first what closes that answer."""
-    chat = [("user", "."), ("assistant", "(seam)")] * after_answer + [("user", user)]  # cut behind (seam)
-    chat = [{"role": role, "content": content} for role, content in chat]
-    text = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False).split("(seam)")[-1]
-    text = re.sub(r"<think>\s*$", "", text.lstrip(" ")) + START[no_think]  # if the template opens the thought
-    return tok(text, add_special_tokens=False).input_ids
+def message(env, cfg, actions_left, reward=None):  # -> text
+    """What the agent reads: in the first turn the task, later the reward of its last answer; then the state."""
+    if reward is None:
+        shape = "<answer> action || action </answer>"
+        if not cfg.no_think:
+            shape = "<think> your thoughts </think>" + shape
+        head = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
+                f"||. Write exactly {shape} and nothing else.\n\n")
+    else:
+        head = f"Reward: {reward:.1f}\n"
+    return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
 
-def parse_answer(text, actions, limit):  # -> at most `limit` actions; None: the answer is invalid
+
+def first_tag(no_think):
+    """The answer's first tag is given to the model: it belongs to the message and is not trained."""
+    return "<answer>" if no_think else "<think>"
+
+
+@functools.lru_cache(2048)  # the episodes of a group often read the same
+def encode(tok, no_think, text, after_answer):  # -> ids
+    """`text` as a user's message in the model's chat template, then the first tag of the answer.
+
+    A later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
+    render a little conversation with a dummy answer, (seam), and keep what comes behind it:
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept: first what ends an answer
+    """
+    chat = [{"role": "user", "content": text}]
+    if after_answer:
+        chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
+    rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    rendered = rendered.split("(seam)")[-1].lstrip(" ")
+    rendered = re.sub(r"<think>\s*$", "", rendered)  # some templates open the thought themselves
+    return tok(rendered + first_tag(no_think), add_special_tokens=False).input_ids
+
+
+def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, or None: invalid
     """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; <answer>Down</answer> -> None"""
-    match, known = SHAPE.fullmatch(text), {action.lower(): action for action in actions}
-    chosen = [known.get(word.strip().lower()) for word in match[2].split("||")] if match else [None]
-    return None if None in chosen else chosen[:limit]
+    found = SHAPE.fullmatch(text)
+    if not found:
+        return None
+    known = {action.lower(): action for action in actions}
+    chosen = []
+    for word in found[2].split("||"):
+        word = word.strip().lower()
+        if word not in known:
+            return None
+        chosen.append(known[word])
+    return chosen[:limit]
+
 
 class Trajectory:
-    """tau = {s0, a0, r0, s1, ...} as tokens, in four lists that grow together; and what happened in turns."""
-    def __init__(self, name, group, seed, noise, tok, cfg):  # waits for its first answer
-        self.env = envs.make(name, success_rate=cfg.success_rate)
-        self.env.reset(seed, options={"noise": noise})
-        self.group, self.left = group, cfg.max_actions  # which of the P prompts; actions left
-        self.ids, self.mask = [], []  # every token: messages and answers; did the model write it?
-        self.old_logp, self.reward = [], []  # log-prob if sampled; reward on an answer's last token; else 0
-        self.turns = []  # dicts: state, answer, valid, reward, tokens
-        self.R = self.entropy = 0.0  # eq. 2: sum of all rewards; entropy, summed over the sampled tokens
-        self.seen = self.start = 0  # how many ids are in the KV cache; where the present answer begins
+    """One episode, tau = s0, a0, r0, s1, ...: four lists that grow together, one entry a token, and its turns.
+
+    Who wrote a token is recorded when it is appended. It is never reconstructed from the text or from special
+    tokens: that goes wrong wherever the end of a turn and the padding are the same token."""
+
+    def __init__(self, env, group, actions_left):
+        self.env = env  # a world that has just been reset
+        self.group = group  # from which of the P prompts it started
+        self.ids = []  # every token, of messages and of answers
+        self.mask = []  # did the model write it? Only those tokens are trained
+        self.old_logp = []  # log-probability with which the model sampled it; 0 for the environment's tokens
+        self.reward = []  # reward of a turn, on the last token of its answer; 0 elsewhere
+        self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
+        self.entropy = 0.0  # of the policy's choices, summed over the tokens that it wrote
+        self.actions_left = actions_left
         self.done = self.success = False
-        self.add(encode(tok, cfg.no_think, message(self.env, cfg, self.left), after_answer=False))
+        self.answer_start = 0  # where in `ids` the present answer begins
+        self.row = self.seen = 0  # engine room: its row in the KV cache, and how many of its ids are there
 
-    def add(self, ids, logp=None):  # with log-probs: written by the model, to be trained; without: context
+    @property
+    def R(self):  # eq. 2
+        return sum(turn["reward"] for turn in self.turns)
+
+    def add_message(self, ids):
         self.ids += ids
-        self.mask += [logp is not None] * len(ids)
-        self.old_logp += logp or [0.0] * len(ids)
+        self.mask += [False] * len(ids)
+        self.old_logp += [0.0] * len(ids)
         self.reward += [0.0] * len(ids)
-        self.start = self.start if logp else len(self.ids)
-        assert len(self.ids) == len(self.old_logp), "one log-prob per token that the model wrote"
+        self.answer_start = len(self.ids)
 
-def take_turn(traj, tok, cfg, stop):  # run the answer's actions, reward its last token, append what follows
-    env, state, answer = traj.env, traj.env.render(), traj.ids[traj.start:]
-    ended = answer[-1] == stop
-    text = START[cfg.no_think] + tok.decode(answer[:len(answer) - ended], clean_up_tokenization_spaces=False)
-    actions = parse_answer("<think></think>" * cfg.no_think + text, env.actions, cfg.max_actions_per_turn)
-    valid, reward = bool(actions), 0.0 if actions else FORMAT_PENALTY  # an invalid answer moves nothing
-    while actions and traj.left and not env.over:
-        _, r, _, _, info = env.step(actions.pop(0))
-        reward, traj.left, traj.success = reward + r, traj.left - 1, info["success"]
-    traj.reward[-1], traj.R = reward, traj.R + reward
-    traj.turns.append(dict(state=state, answer=text, valid=valid, reward=reward, tokens=len(answer)))
-    traj.done = env.over or traj.left == 0 or len(traj.turns) == cfg.max_turns
-    if not traj.done:  # encode's ids begin with the end of turn: dropped if the model wrote it itself
-        traj.add(encode(tok, cfg.no_think, message(env, cfg, traj.left, reward), True)[int(ended):])
+    def add_sampled(self, token, logp):
+        self.ids.append(token)
+        self.mask.append(True)
+        self.old_logp.append(logp)
+        self.reward.append(0.0)
 
-# --------------------------------------------------------------------------------------------------- rollout
-class KVCache:
-    """Keys and values of all layers, (B,H,S,D): H heads, S columns, D a head's width here. A row's tokens are
-    in columns 0, 1, 2, ... without gaps, wherever other rows are. A pass: b rows, q new tokens in each."""
-    def __init__(self, B, device):
-        self.B, self.device, self.kept = B, device, {}  # `read` sets rows (b,), column (b,q), S of a pass
 
-    def update(self, keys, values, layer, *_):  # a layer gives its new ones (b,H,q,D) and gets all (b,H,S,D)
-        new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
-        kept = self.kept.get(layer, new.new_zeros(self.B, 2, new.shape[2], 0, new.shape[4]))  # (B,2,H,S,D)
-        if kept.shape[3] < self.S:  # grow in steps: a copy of everything for every token would be slow
-            kept = torch.nn.functional.pad(kept, (0, 0, 0, self.S + 64 - kept.shape[3]))
-        kept[self.rows[:, None], :, :, self.column] = new.permute(0, 3, 1, 2, 4)  # (b,q,2,H,D)
-        self.kept[layer], seen = kept, kept[:, :, :, :self.S]
-        return (seen if len(self.rows) == self.B else seen.index_select(0, self.rows)).unbind(1)
+def begin(name, seed, noise, group, tok, cfg):  # -> Trajectory that waits for its first answer
+    env = envs.make(name, success_rate=cfg.success_rate)
+    env.reset(seed, options={"noise": noise})
+    traj = Trajectory(env, group, cfg.max_actions)
+    traj.add_message(encode(tok, cfg.no_think, message(env, cfg, cfg.max_actions), after_answer=False))
+    return traj
 
-    def select(self, rows):  # these rows stay; a row may be named more than once
-        self.B, self.kept = len(rows), {layer: kept[rows] for layer, kept in self.kept.items()}
 
-def read(policy, cache, trajs, rows, temperature):  # -> log-probs (b,V) of the token that comes next
-    """Each row reads its unseen ids; in the cache the pads come *behind* them: not seen, soon overwritten."""
-    start, new = [trajs[row].seen for row in rows], [trajs[row].ids[trajs[row].seen:] for row in rows]
-    pads = [max(map(len, new)) - len(ids) for ids in new]  # left of the new ids: all end together
-    ids = [[0] * n + ids for n, ids in zip(pads, new)]
-    rows, start, pads, ids = (torch.tensor(x, device=cache.device) for x in (rows, start, pads, ids))
-    column = start[:, None] + (torch.arange(ids.shape[1], device=ids.device) - pads[:, None]) % ids.shape[1]
-    cache.rows, cache.column, cache.S = rows, column, int(column.max()) + 1
-    mask = torch.arange(cache.S, device=cache.device) <= column[:, None, :, None]  # (b,1,q,S)
-    logits = policy(input_ids=ids, attention_mask=mask, position_ids=column, past_key_values=cache,
-                    logits_to_keep=1).logits[:, -1]
-    return (logits.float() / (temperature or 1)).log_softmax(-1)
+def take_turn(traj, tok, cfg, end_of_turn):
+    """Run the actions of the answer that was just written; its last token bears the reward of the turn."""
+    env = traj.env
+    answer = traj.ids[traj.answer_start:]
+    ended = answer[-1] == end_of_turn  # else it was cut off at max_new_tokens
+    written = answer[:-1] if ended else answer
+    text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
+    thought = "<think></think>" if cfg.no_think else ""
+    actions = parse_answer(thought + text, env.actions, cfg.max_actions_per_turn)
+    turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
+    if not turn["valid"]:
+        turn["reward"] = FORMAT_PENALTY  # and nothing moves
+    for action in actions or []:
+        if traj.actions_left == 0 or env.over:
+            break
+        _, reward, _, _, info = env.step(action)
+        turn["reward"] += reward
+        traj.actions_left -= 1
+        traj.success = info["success"]
+    traj.turns.append(turn)
+    traj.reward[-1] = turn["reward"]
+    traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
+    if not traj.done:
+        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, turn["reward"]), after_answer=True)
+        if ended:  # its end of turn was sampled, and is trained: it must not stand there twice
+            following = following[1:]
+        traj.add_message(following)
 
+
+# -------------------------------------------------------------------------------------------------- rollout
 @autocast
 @torch.no_grad()
-def rollout(policy, tok, name, seeds, N, cfg, seed, temperature):  # -> len(seeds) * N trajectories, by group
-    """Play N episodes from each seed's state, all at once; nothing is read twice. Temperature 0: greedy."""
-    trajs = [Trajectory(name, g, s, noise, tok, cfg) for g, s in enumerate(seeds) for noise in range(N)]
-    stop = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # ends a turn: sampled, hence trained
-    dice = torch.Generator(cfg.device).manual_seed(seed)
-    live, cache = trajs, KVCache(len(seeds), cfg.device)  # a group shares its first message: one of it reads
-    logp = read(policy, cache, trajs[::N], range(len(seeds)), temperature).repeat_interleave(N, 0)
-    cache.select([traj.group for traj in trajs])
+def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len(seeds) * N trajectories, by group
+    """From the state of every seed play N episodes, all at once. Temperature 0: the likeliest token, always."""
+    trajs = []
+    for group, seed in enumerate(seeds):
+        for noise in range(N):  # one initial state in a group, but every episode has its own dice
+            trajs.append(begin(name, seed, noise, group, tok, cfg))
+    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]
+    dice = torch.Generator(cfg.device).manual_seed(dice_seed)
+    cache = KVCache(len(seeds), cfg.device)
+    live = trajs
     while live:
-        rows = range(len(live))  # that are still writing their answer
-        while rows:
-            need(logp.max() <= 0, f"a log-prob is {DIVERGED}{cfg.out or 'RUN'}")  # false for nan
-            ids = torch.multinomial(logp.exp(), 1, generator=dice) if temperature else logp.argmax(1)[:, None]
-            sampled = ids, logp.gather(1, ids), -(logp.exp() * logp).sum(1)
-            for row, new_ids, new_logp, entropy in zip(rows, *(x.tolist() for x in sampled)):
-                live[row].seen = len(live[row].ids)  # `read` has put all of these into the cache
-                live[row].add(new_ids, new_logp)
-                live[row].entropy += entropy
-            rows = [row for row in rows if live[row].ids[-1] != stop
-                    and len(live[row].ids) - live[row].start < cfg.max_new_tokens]
-            logp = read(policy, cache, live, rows, temperature) if rows else None
-        for traj in live:
-            take_turn(traj, tok, cfg, stop)
-        cache.select([row for row, traj in enumerate(live) if not traj.done])
-        live = [traj for traj in live if not traj.done]
-        logp = read(policy, cache, live, range(len(live)), temperature) if live else None
+        writing = live
+        while writing:  # everyone writes an answer, token by token
+            logp = next_token_logp(policy, cache, writing, N, temperature)
+            need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
+            sample(writing, logp, dice, greedy=temperature == 0)
+            writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]
+        for traj in live:  # everyone acts
+            take_turn(traj, tok, cfg, end_of_turn)
+        live = [traj for traj in live if not traj.done]  # the finished leave
+        cache.select(live)
     return trajs
 
-# ------------------------------------- batches, per-token quantities, the filter, advantages, losses, update
-def collate(trajs, device):  # -> ids (B,T); mask, old_logp, reward (B,T-1); length (B,1)
-    """The only place where lists become tensors, and the only shift: entry t is about token t+1."""
+
+def sample(trajs, logp, dice, greedy):  # logp (b,V): of the next token of each
+    tokens = logp.argmax(1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1, generator=dice)
+    token_logps = logp.gather(1, tokens).flatten().tolist()
+    entropies = -(logp.exp() * logp).sum(1)
+    for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies.tolist()):
+        traj.add_sampled(token, token_logp)
+        traj.entropy += entropy
+
+
+def answer_is_complete(traj, end_of_turn, cfg):
+    return traj.ids[-1] == end_of_turn or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
+
+
+# --------------------------------------------------------------------- which trajectories, and how good were they
+def returns(trajs, cfg):  # -> (P,N)
+    R = torch.tensor([traj.R for traj in trajs])
+    need(R.isfinite().all(), not_finite("a return", cfg))
+    return R.view(-1, cfg.rollouts)
+
+
+def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
+    """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one.
+
+    NOTE: R is raw. After the group normalisation of eq. 5 every U would be 1, and the order rounding noise."""
+    U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
+    k = max(1, int(keep * len(R) + 1e-9))
+    return U.argsort(descending=True, stable=True)[:k].sort().values
+
+
+def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
+    """Lists become tensors, padded on the right. This is the only place where anything is shifted: from here on,
+    column t is about *predicting* token t + 1. The model has read inputs[:t+1], the token to come is targets[t]."""
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
-    batch = {key: [torch.tensor(getattr(traj, key)[int(key != "ids"):]) for traj in trajs]
-             for key in ("ids", "mask", "old_logp", "reward")}
-    batch = {key: torch.nn.utils.rnn.pad_sequence(x, batch_first=True).to(device) for key, x in batch.items()}
-    return batch | {"length": torch.tensor([[len(traj.ids)] for traj in trajs], device=device)}
+    return {
+        "inputs": pad([traj.ids[:-1] for traj in trajs], device),
+        "targets": pad([traj.ids[1:] for traj in trajs], device),
+        "mask": pad([traj.mask[1:] for traj in trajs], device),
+        "old_logp": pad([traj.old_logp[1:] for traj in trajs], device),
+        "reward": pad([traj.reward[1:] for traj in trajs], device),
+    }
 
-def micro_batches(batch, rows):  # yields rows, and the batch cut to them
-    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = batch["length"][:, 0].tolist()
-    rows = sorted(rows.tolist(), key=length.__getitem__)
-    while rows:
-        fit = [k for k, row in enumerate(rows, 1) if k * length[row] <= MICRO_TOKENS]
-        some, rows = rows[:max(fit, default=1)], rows[max(fit, default=1):]
-        yield some, {key: x[some, :length[some[-1]] - (key != "ids")] for key, x in batch.items()}
-
-@autocast
-def token_logps(policy, part, cfg):  # ids (B,T), mask (B,T-1) -> log pi (n,), entropy (n,)
-    """Logits, the largest tensor of all, only where a token is trained, in chunks that backward remakes."""
-    def chunk(hidden, ids):  # (c,D), (c,) -> log pi (c,), entropy (c,)
-        logp = (policy.get_output_embeddings()(hidden).float() / cfg.temperature).log_softmax(-1)
-        return logp.gather(1, ids[:, None])[:, 0], -(logp.exp() * logp).sum(1)
-    hidden = policy.base_model(input_ids=part["ids"], use_cache=False).last_hidden_state  # none looks at pads
-    hidden = hidden[:, :-1][part["mask"]]
-    size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
-    pairs = zip(hidden.split(size), part["ids"][:, 1:][part["mask"]].split(size))
-    return [torch.cat(x) for x in zip(*(checkpoint(chunk, *pair, use_reentrant=False) for pair in pairs))]
-
-@autocast
-def token_values(critic, part, cfg):  # ids (B,T), mask (B,T-1) -> value (n,)
-    """The critic's forecast before each token. NOTE squeeze: else `value - ret`, (n,1) - (n,), is (n,n)."""
-    return critic(input_ids=part["ids"], use_cache=False).logits[:, :-1][part["mask"]].float().squeeze(-1)
-
-@torch.no_grad()
-def on_grid(per_token, batch):  # per_token(part) gives (n,), here put in place: -> (B,T-1), else 0
-    grid = torch.zeros_like(batch["reward"])
-    for rows, part in micro_batches(batch, torch.arange(len(grid))):
-        grid[rows, :len(part["mask"][0])] = (0 * part["reward"]).masked_scatter(part["mask"], per_token(part))
-    return grid
-
-def logps(policy, batch, cfg):  # -> log pi (B,T-1) of the tokens that the model wrote, else 0
-    return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
-
-def uncertainty_filter(R, keep):  # (P,N) -> (k,) indices of the kept prompts
-    """eq. 7: U(s0) = Std_i R(tau_i). The top share by U, at least one prompt. R is raw, not normalised."""
-    U = R.std(dim=1, correction=0)
-    return U.argsort(descending=True, stable=True)[:max(1, int(keep * len(R) + 1e-9))].sort().values
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group, sample std; equal returns give 0, not rounding noise."""
-    centered, std = R - R.mean(dim=1, keepdim=True), R.std(dim=1, keepdim=True)
-    return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0) if norm == "std" else centered
+    """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
 
-def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return (B,T-1)
-    """Generalised advantage: rewards to come minus the forecast. Skips the environment's tokens: no steps."""
-    adv, next_adv, next_value = torch.zeros_like(value), value[:, 0] * 0, value[:, 0] * 0
+    NOTE: dividing by the std can teach the wrong thing. Bandit, the only risky pull in a group of 16: it pays 1 in a
+    quarter of the cases and 0 in the others, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on average
+    right (+0.09). But the std makes both of the same size, A = +3.75 or -3.75, and three of four times it is -3.75."""
+    centered = R - R.mean(dim=1, keepdim=True)
+    if norm == "mean":
+        return centered
+    std = R.std(dim=1, keepdim=True)  # sample std, as the released code: 3% more than the population's for N = 16
+    return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)  # equal returns: 0, not rounding noise / tiny
+
+
+def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
+    """Generalised advantage estimation (PPO). A step is a token that the model wrote; t+1 is its next one.
+
+        delta_t = r_t + gamma V_t+1 - V_t           how much better did this step turn out than was forecast?
+        A_t     = delta_t + gamma lambda A_t+1      ... and the steps after it, fading out
+
+    With gamma = lambda = 1 (the default) the V in between cancel: A_t = (rewards still to come) - V_t. The
+    environment's tokens are jumped over: nobody chose them, so they are no steps and must not discount anything."""
+    advantage = torch.zeros_like(value)
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # after the last token nothing comes
     for t in reversed(range(value.shape[1])):
-        delta = reward[:, t] + gamma * next_value - value[:, t]  # the surprise of one step
-        next_adv = torch.where(mask[:, t], delta + gamma * lam * next_adv, next_adv)  # A_t, or jump over t
-        next_value = torch.where(mask[:, t], value[:, t], next_value)
-        adv[:, t] = next_adv * mask[:, t]
-    return adv, (adv + value) * mask
+        ours = mask[:, t]
+        delta = reward[:, t] + gamma * next_value - value[:, t]
+        next_advantage = torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(ours, value[:, t], next_value)
+        advantage[:, t] = next_advantage * ours
+    return advantage, (advantage + value) * mask
 
-def score(trajs, ref, critic, cfg):  # -> batch with adv (B,T-1); PPO: value, ret; with a KL term: kl
-    """How much better than expected was every token? Frozen before the first update on these trajectories."""
+
+def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T-1); PPO: value, ret; KL: kl
+    """Computed once, before the first update on these trajectories, and then frozen."""
     batch = collate(trajs, cfg.device)
-    mask, penalty = batch["mask"], torch.zeros_like(batch["reward"])
-    if ref is not None:  # stay near the first policy: r_t -= kl_coef * k1, k1 = log pi_old - log pi_ref
-        batch["kl"] = (batch["old_logp"] - logps(ref, batch, cfg)) * mask
+    penalty = torch.zeros_like(batch["reward"])
+    if models.ref is not None:
+        # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
+        # what pi_old samples, the bracket is KL(pi_old || pi_ref) ("k1"): drifting from where we began costs reward.
+        batch["kl"] = (batch["old_logp"] - logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
-        batch["value"] = on_grid(lambda part: token_values(critic, part, cfg), batch)
-        adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: not in the paper
-    else:  # one advantage for the episode, from its group; and the KL penalties from this token to the end
-        R = torch.tensor([traj.R for traj in trajs], device=cfg.device).view(-1, cfg.rollouts)
-        adv = grpo_advantages(R, cfg.adv_norm).view(-1, 1) + penalty.flip(1).cumsum(1).flip(1)
-    return batch | {"adv": adv * mask}
+        add_ppo_advantages(batch, penalty, models.critic, cfg)
+    else:
+        add_grpo_advantages(batch, penalty, returns(trajs, cfg).to(cfg.device), cfg)
+    return batch
 
+
+def add_ppo_advantages(batch, penalty, critic, cfg):
+    """Token by token: what came after it, minus what the critic forecast there."""
+    mask = batch["mask"]
+    batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
+    adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
+    white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # released code, not in the paper
+    batch["adv"] = white * mask
+
+
+def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
+    """One number for a whole episode, from its group. Only the KL penalty differs by token: each one bears what is
+    still to come, as a cost in reward should. It is not normalised, so kl_coef means the same in every group."""
+    A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
+    penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
+    batch["adv"] = (A + penalty_to_come) * batch["mask"]
+
+
+# ------------------------------------------------------------------------------------------- losses, updates
+# Why does a lower loss mean a higher return? We want the gradient of E[R], the mean return of what the policy writes.
+# Since grad pi = pi * grad log pi, it equals E[R * sum_t grad log pi(token_t)]: sample, then push up the tokens of good
+# episodes in proportion to R. From R one may subtract anything that does not depend on the token (what was expected
+# before it): the mean stays the same, because E[grad log pi] = 0, and the noise shrinks. What is left is the advantage
+# A. At ratio = pi / pi_old = 1 the gradient of ratio * A is exactly A * grad log pi, so going down -ratio * A goes up E[R].
+#
+# Why min and clip? These samples are pi_old's. They say little about a policy far from it, and E is used for several
+# updates. min(ratio A, clip(ratio) A) has no gradient where a token has already moved as far as it was meant to:
+#   A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
+# In the other direction clip alone would stop the gradient, too; min does not. A bad token (A < 0) that became *likelier*,
+# say ratio = 1.5, has ratio A < clip(ratio) A, so min takes the unclipped one and it is pushed back.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """eq. 4, 6: -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), minus the entropy bonus."""
-    ratio = (logp - old_logp).exp()  # pi now / pi at the rollout: no pull beyond the clip range
-    surrogate, clipped = ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
-    return -torch.min(surrogate, clipped) - cfg.entropy_coef * entropy, clipped < surrogate
+    """eq. 4, 6, with the sign of a loss, minus the entropy bonus."""
+    ratio = (logp - old_logp).exp()
+    unclipped = ratio * adv
+    clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
+    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy
+    return loss, clipped < unclipped
 
-def value_loss(value, old_value, ret):  # (n,) x3 -> (n,). Moving further than VALUE_CLIP never pays
+
+def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
+    """Squared error of the critic's forecast. Moving it by more than VALUE_CLIP in one update never pays."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
-def update(batch, policy, critic, optimizer, cfg, seed):  # -> statistics of every gradient step
-    """Steps on E trajectories each, by micro-batches; a mean over tokens (the paper's: over trajectories)."""
-    steps, dice = [], torch.Generator().manual_seed(seed)
+
+def update(batch, models, cfg, seed):  # -> statistics of every gradient step
+    """Every trajectory is used once per epoch, E = cfg.batch of them in a step."""
+    steps = []
+    dice = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
-        for rows in torch.randperm(len(batch["ids"]), generator=dice).split(cfg.batch):
-            n, stats = int(batch["mask"][rows].sum()), Counter()  # Counter.update adds
-            for _, part in micro_batches(batch, rows):
-                old = {key: x[part["mask"]] for key, x in part.items() if key not in ("ids", "length")}
-                loss, clipped = policy_loss(*token_logps(policy, part, cfg), old["old_logp"], old["adv"], cfg)
-                means = {"policy_loss": loss.sum() / n, "clip_fraction": clipped.sum() / n}
-                means["policy_loss"].backward()
-                if critic is not None:  # a pass of its own: the activations of one model at a time
-                    value = token_values(critic, part, cfg)
-                    means["value_loss"] = value_loss(value, old["value"], old["ret"]).sum() / n
-                    means["value_loss"].backward()
-                stats.update({name: mean.item() for name, mean in means.items()})
-            norms = [torch.nn.utils.clip_grad_norm_(g["params"], MAX_NORM) for g in optimizer.param_groups]
-            need(sum([*norms, *stats.values()]).isfinite(), f"loss or gradient is {DIVERGED}{cfg.out}")
-            optimizer.step()
-            optimizer.zero_grad()
-            steps.append(dict(stats, grad_norm=norms[0].item()))
+        order = torch.randperm(len(batch["mask"]), generator=dice)
+        for rows in order.split(cfg.batch):
+            steps.append(gradient_step(batch, rows.tolist(), models, cfg))
     return steps
 
-# ------------------------------------------------------------ policies: `tiny` and its cold start; any other
-PRIOR = {"planner": 0.2, "habit": 0.5, "sloppy": 0.3}  # who writes a turn, in the last 15% of the cold start
-WORLDS = {"frozenlake": 0.4, "sokoban": 0.4, "sokoban_newvocab": 0.08, "bandit": 0.06, "bandit_test": 0.06}
-SOUNDS = {"Teacher": "safe", "Librarian": "safe", "Engineer": "risky", "Trader": "risky"}
-TOKENIZER = Path(__file__).parent / "figures/tokenizer"  # a token per word, digit, grid cell
 
-def demonstration(tok, rng, prior, max_turns):  # -> Trajectory
-    """Turn by turn from `prior`: a planner looks and takes a shortest path; a habit or sloppy one guesses."""
-    cfg = Config(model="tiny", device="cpu", max_turns=max_turns, no_think=bool(rng.random() < 1 / 7))
-    seed, noise = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
-    traj = Trajectory(rng.choice(list(WORLDS), p=list(WORLDS.values())), 0, seed, noise, tok, cfg)
-    env = traj.env
-    while not traj.done:
-        who, path = rng.choice(list(prior), p=list(prior.values())), envs.solve(env)
-        if who != "planner" or path is None:
-            thought = "I am not sure, let me just try."
-            path = rng.choice(env.actions, 1 if isinstance(env, envs.Bandit) else rng.integers(1, 3)).tolist()
-        elif isinstance(env, envs.FrozenLake):
-            thought, path = f"The goal is {envs.way(env.state, env.goal)}.", path[:rng.integers(1, 6)]
-        elif isinstance(env, envs.Sokoban):
-            player, (box,), (target,) = *env.state, env.targets
-            thought = f"The box is {envs.way(player, box)}. The target is {envs.way(box, target)} of it."
-        else:
-            path = [env.actions[rng.integers(2)]]
-            thought = " ".join(f"{name} sounds {SOUNDS[name]}." for name in env.state)
-            thought += f" I choose the {SOUNDS[path[0]]} one."
-        answer = " || ".join(path[:5])
-        answer = answer if who == "sloppy" else f"<answer>{answer}</answer>"
-        text = answer.removeprefix("<answer>") if cfg.no_think else f"{thought}</think>{answer}"
-        ids = tok(text + "<|im_end|>").input_ids
-        traj.add(ids, [0.0] * len(ids))
-        take_turn(traj, tok, cfg, tok.eos_token_id)
-    return traj
+def gradient_step(batch, rows, models, cfg):  # -> statistics
+    """The mean over all trained tokens of these rows (the paper prints one over trajectories), in parts that fit
+    into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens."""
+    stats = Counter()
+    n = int(batch["mask"][rows].sum())
+    for _, part in micro_batches(batch, rows):
+        mask = part["mask"]
+        logp, entropy = token_logps(models.policy, part, cfg)
+        loss, clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss = loss.sum() / n
+        loss.backward()
+        stats["policy_loss"] += loss.item()
+        stats["clip_fraction"] += clipped.sum().item() / n
+        if models.critic is not None:
+            value = token_values(models.critic, part)
+            loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / n
+            loss.backward()
+            stats["value_loss"] += loss.item()
+    norms = []
+    for group in models.optimizer.param_groups:  # the policy's weights, the critic's
+        norms.append(torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM).item())
+    stats["grad_norm"] = norms[0]
+    need(np.isfinite([*stats.values(), *norms]).all(), not_finite("loss or gradient", cfg))
+    models.optimizer.step()
+    models.optimizer.zero_grad()
+    return stats
 
-def cold_start(steps=660, seed=0):  # -> model, tokenizer; supervised (App. C), the last 15% of steps on PRIOR
-    tok = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
-    rng, cfg = np.random.default_rng(seed), Config(model="tiny", device="cpu")
-    lessons = [({"planner": 1.0}, 1)] * 8000 + [({"planner": 1.0}, 5)] * 2000 + [(PRIOR, 5)] * 3800
-    demos = [demonstration(tok, rng, *lesson) for lesson in tqdm(lessons, "tiny: episodes", leave=False)]
-    torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=len(tok), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, tie_word_embeddings=True, bos_token_id=None, eos_token_id=tok.eos_token_id))
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
-    optimizers = {torch.optim.Muon(matrices, weight_decay=0.0): 0.02, torch.optim.AdamW(others): 3e-3}
-    for step in tqdm(range(steps), "tiny: cold start (once, then cached)"):
-        pool = demos[:-3000] if step < 0.85 * steps else demos[-3000:]
-        batch = collate([pool[row] for row in rng.integers(len(pool), size=64)], "cpu")
-        for _, part in micro_batches(batch, torch.arange(64)):
-            (-token_logps(model, part, cfg)[0].sum() / batch["mask"].sum()).backward()
-        for optimizer, lr in optimizers.items():
-            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 20) * (1 - step / steps)
-            optimizer.step()
-        model.zero_grad()
-    return model, tok
 
-def tiny_folder():  # -> folder of the embedded model, named after its recipe; made whole, once, on first use
-    code = envs, message, encode, parse_answer, Trajectory, take_turn, demonstration, cold_start
-    texts = *map(inspect.getsource, code), *(file.read_text() for file in sorted(TOKENIZER.iterdir()))
-    recipe = hashlib.sha256(repr((texts, START, PRIOR, WORLDS, SOUNDS)).encode()).hexdigest()[:12]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / f"ragen_mini/tiny-{recipe}"
-    try:
-        transformers.AutoTokenizer.from_pretrained(folder)
-        transformers.AutoModelForCausalLM.from_pretrained(folder)
-    except Exception:  # not there yet, or damaged
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            for part in cold_start():
-                part.save_pretrained(f"{work}/tiny")
-            with contextlib.suppress(OSError):  # another process was faster: as good
-                os.rename(f"{work}/tiny", folder)
-    return folder
+# ------------------------------------------------------------------------------------------------- the loop
+def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
+    """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
+    rng = np.random.default_rng([cfg.seed, i])
+    draws = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    seeds, dice_seed = draws[:-1], draws[-1]
+    clock = time.perf_counter()
+    trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, dice_seed, cfg.temperature)
+    R = returns(trajs, cfg)
+    seconds_rollout = time.perf_counter() - clock
+    row = {"iteration": i, "seconds_rollout": seconds_rollout} | look_at_rollout(i, trajs, models, cfg)
 
-def load_models(cfg):  # -> {policy, critic (PPO), ref (KL), optimizer}, tokenizer
-    """fp32: 1e-6 steps vanish in bf16. eval: no dropout. Critic: the policy's body, its 1 label the value."""
-    source = tiny_folder() if cfg.model == "tiny" else cfg.model
-    torch.manual_seed(cfg.seed)  # for the critic's random head; only here: the cold start draws, too
-    try:
+    trained, steps = [], []
+    clock = time.perf_counter()
+    for first in range(0, len(R), cfg.prompts):  # one slice of P prompts; with --online-k, k of them (Fig. 10)
+        kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
+        if cfg.rollouts > 1 and R[kept].std(1).max() < 1e-4:  # all kept groups end alike: nothing to learn
+            continue
+        chosen = [traj for traj in trajs if traj.group in kept]
+        batch = compute_advantages(chosen, models, cfg)
+        steps += update(batch, models, cfg, dice_seed + first)
+        trained.append((chosen, batch))
+
+    row["seconds_update"] = time.perf_counter() - clock
+    return row | statistics(trajs, R, trained, steps), trajs, trained
+
+
+def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before training, row i is of iteration i
+    models = load_models(cfg)
+    if cfg.eval_only:
+        return [{"iteration": 0, "eval": evaluate("eval", models, cfg)}]
+    cfg, rows = open_run(models, cfg)
+    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
+    bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc="StarPO-S" if cfg.starpo_s else "StarPO")
+    for i in range(len(rows), cfg.iterations + 1):
+        row, trajs, trained = {"iteration": 0}, [], []
+        if i > 0:
+            row, trajs, trained = iterate(i, models, cfg)
+
+        # ------------------------------------------ everything from here on is looking, telling and saving
+        last = i == cfg.iterations
+        if cfg.eval_every and (i % cfg.eval_every == 0 or last):
+            when = "before" if i == 0 else "after" if last else f"iter {i}"
+            row["eval"] = evaluate(when, models, cfg)
+        rows.append(row)
+        warn_of_collapse(rows)
+        append(cfg, "log.jsonl", row)
+        stop = STOP[:] if not last else []
+        if i % cfg.save_every == 0 or last or stop:  # at 0, too: is the disk writable?
+            write_xray(trajs, trained, models, cfg)
+            save(models, cfg)
+        if stop:
+            bar.close()
+            say(f"Go on: python ragen_mini.py --resume {cfg.out}")
+            raise SystemExit(128 + stop[0])
+        bar.update(i > 0)
+        bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
+    bar.close()
+    skipped = sum(row.get("updates") == 0 for row in rows)
+    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    return rows
+
+
+# ===========================================================================================================
+# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable, and changes nothing
+# ===========================================================================================================
+MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
+CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
+TINY = Path(__file__).parent / "tiny"
+LOGS = ("log.jsonl", "samples.jsonl")
+STOP = []  # signals that came
+
+
+def not_finite(what, cfg):
+    return (f"{what} is not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: "
+            f"--resume {cfg.out or 'RUN'}")
+
+
+# ------------------------------------------------------------------------------------------ the rollout's memory
+class KVCache:
+    """Keys and values of all layers; transformers calls `update` once per layer in every forward pass.
+
+    A row's tokens lie in columns 0, 1, 2, ... without gaps, however far the other rows are. Say row A has 7 tokens
+    in the cache and reads three new ones, a b c; row B has 5 and reads x. A forward pass wants a rectangle:
+
+                 input       column             B's pads get the columns *behind* its new token: x attends to
+        A        a b c       7 8 9              columns 0..5 only, never to 6 and 7, and the next tokens of B
+        B        - - x       6 7 5              overwrite them. So an answer that ended early leaves no hole.
+    """
+
+    def __init__(self, rows, device):
+        self.device = device
+        self.size = rows  # rows in the cache
+        self.layers = {}  # layer -> (size, 2, heads, columns, width): keys and values
+        self.rows = self.columns = None  # of this pass: which rows read (b,), where their q new tokens go (b,q)
+        self.used = 0  # of this pass: columns up to which anything is read
+
+    def update(self, keys, values, layer, *_):  # new ones (b, heads, q, width) -> all of these rows
+        new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
+        if layer not in self.layers:
+            self.layers[layer] = new.new_zeros(self.size, 2, new.shape[2], 0, new.shape[4])
+        stored = self.layers[layer]
+        missing = self.used - stored.shape[3]
+        if missing > 0:  # grow in steps: a copy of everything for every token would be slow
+            stored = torch.nn.functional.pad(stored, (0, 0, 0, missing + 64))
+            self.layers[layer] = stored
+        stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)  # (b, q, 2, heads, width)
+        visible = stored[:, :, :, :self.used]
+        if len(self.rows) < self.size:
+            visible = visible.index_select(0, self.rows)
+        return visible.unbind(1)
+
+    def copy_rows(self, rows):  # the new cache has these rows; one may be named more than once
+        self.size = len(rows)
+        for layer, stored in self.layers.items():
+            self.layers[layer] = stored[rows]
+
+    def select(self, trajs):  # only these stay
+        self.copy_rows([traj.row for traj in trajs])
+        for row, traj in enumerate(trajs):
+            traj.row = row
+
+
+def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token that comes next
+    """Each trajectory reads those of its ids that are not in the cache yet; the drawing is at KVCache."""
+    unseen = [traj.ids[traj.seen:] for traj in trajs]
+    q = max(len(ids) for ids in unseen)
+    pads = [q - len(ids) for ids in unseen]
+    padded = [[0] * pad + ids for pad, ids in zip(pads, unseen)]
+
+    def tensor(numbers):
+        return torch.tensor(numbers, device=cache.device)
+    seen = tensor([traj.seen for traj in trajs])
+    step = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # of new tokens 0, 1, ...; of pads below 0
+    cache.columns = seen[:, None] + step % q  # (b,q); the modulo puts the pads behind
+    cache.rows = tensor([traj.row for traj in trajs])
+    cache.used = int(cache.columns.max()) + 1
+    visible = torch.arange(cache.used, device=cache.device) <= cache.columns[:, None, :, None]  # (b,1,q,used)
+    output = policy(input_ids=tensor(padded), attention_mask=visible, position_ids=cache.columns,
+                    past_key_values=cache, logits_to_keep=1)
+    for traj in trajs:
+        traj.seen = len(traj.ids)
+    return (output.logits[:, -1].float() / (temperature or 1)).log_softmax(-1)
+
+
+def next_token_logp(policy, cache, trajs, N, temperature):  # -> (b,V)
+    if cache.layers:
+        return read(policy, cache, trajs, temperature)
+    for traj in trajs:  # the first message is the same in a whole group: it is read once, then copied
+        traj.row = traj.group
+    logp = read(policy, cache, trajs[::N], temperature)
+    cache.select(trajs)
+    for traj in trajs:
+        traj.seen = len(traj.ids)
+    return logp.repeat_interleave(N, 0)
+
+
+# ---------------------------------------------------------------------------------------- passes over a batch
+def pad(rows, device):  # -> (B, longest)
+    tensors = [torch.tensor(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True).to(device)
+
+
+def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
+    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
+    places = torch.arange(1, batch["mask"].shape[1] + 1, device=batch["mask"].device)
+    length = (batch["mask"] * places).amax(1).tolist()  # up to the last trained token: nothing behind it matters
+    rows = sorted(rows, key=length.__getitem__)
+    while rows:
+        size = 1
+        while size < len(rows) and (size + 1) * (length[rows[size]] + 1) <= MICRO_TOKENS:
+            size += 1
+        some, rows = rows[:size], rows[size:]
+        columns = length[some[-1]]
+        yield some, {key: x[some, :columns] for key, x in batch.items()}
+
+
+@autocast
+def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
+    """Logits, the largest tensor of all, are made only where a token is trained, in chunks, and again in backward.
+    No attention mask: pads are on the right, and a causal model never looks to the right."""
+    mask = part["mask"]
+    hidden = policy.base_model(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
+    targets = part["targets"][mask]
+    size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
+    logps, entropies = [], []
+    for some_hidden, some_targets in zip(hidden.split(size), targets.split(size)):
+        logp, entropy = without_keeping_activations(
+            choose_logps, policy.get_output_embeddings(), some_hidden, some_targets, cfg.temperature,
+            use_reentrant=False)
+        logps.append(logp)
+        entropies.append(entropy)
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def choose_logps(head, hidden, targets, temperature):  # (c,D), (c,) -> log pi (c,), entropy (c,)
+    logp = (head(hidden).float() / temperature).log_softmax(-1)  # (c,V)
+    entropy = -(logp.exp() * logp).sum(1)
+    return logp.gather(1, targets[:, None])[:, 0], entropy
+
+
+@autocast
+def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
+    """NOTE squeeze: without it `value - ret` is (n,1) - (n,), which is (n,n), and nothing complains."""
+    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
+    return output[part["mask"]].float().squeeze(-1)
+
+
+@torch.no_grad()
+def on_grid(per_token, batch):  # per_token(part) -> (n,); here each value in its place: (B,T-1), elsewhere 0
+    grid = torch.zeros(batch["mask"].shape, device=batch["mask"].device)
+    for rows, part in micro_batches(batch, range(len(grid))):
+        mask = part["mask"]
+        values = torch.zeros(mask.shape, device=mask.device)
+        values[mask] = per_token(part)
+        grid[rows, :mask.shape[1]] = values
+    return grid
+
+
+def logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the model wrote, elsewhere 0
+    return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
+
+
+# ----------------------------------------------------------------------------------------------------- models
+@dataclass
+class Models:
+    policy: torch.nn.Module
+    critic: torch.nn.Module  # PPO; else None
+    ref: torch.nn.Module  # the policy before training, for the KL penalty; else None
+    optimizer: torch.optim.Optimizer
+    tok: object  # the tokenizer
+
+
+def load_models(cfg):
+    """Weights are fp32: a step of 1e-6 vanishes in bf16. The critic begins as the policy with a new scalar head."""
+    source = TINY if cfg.model == "tiny" else cfg.model
+    torch.manual_seed(cfg.seed)  # for the critic's head
+
+    def load(kind, **options):  # eval: no dropout
+        return kind.from_pretrained(source, dtype=torch.float32, **options).to(cfg.device).eval()
+    critic = ref = None
+    with otherwise(f"--model {source} cannot be loaded: give a folder (such as RUN/checkpoint), tiny, or with network "
+                   "a hub id"):
         tok = transformers.AutoTokenizer.from_pretrained(source)
-        policy, *critic = (getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
-            source, dtype=torch.float32, num_labels=1).to(cfg.device).eval()
-            for kind in ("CausalLM", "TokenClassification")[:1 + (cfg.algo == "ppo")])
-    except Exception as error:
-        need(False, f"--model {source} cannot be loaded: give a folder (such as RUN/checkpoint), or with "
-             f"network a hub id, or tiny ({' '.join(str(error).split())[:90]}...)")
+        policy = load(transformers.AutoModelForCausalLM)
+        if cfg.algo == "ppo":
+            critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
-    longest = 16 + max(len(Trajectory(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names)  # 16: Reward
-    tokens, room = cfg.max_turns * (longest + cfg.max_new_tokens), policy.config.max_position_embeddings
+    check_length(tok, policy, cfg)
+    if cfg.kl_coef:
+        ref = copy.deepcopy(policy).requires_grad_(False)
+    groups = [{"params": policy.parameters(), "lr": cfg.lr}]
+    if critic is not None:
+        groups.append({"params": critic.parameters(), "lr": cfg.critic_lr})
+    return Models(policy, critic, ref, torch.optim.Adam(groups), tok)
+
+
+def check_length(tok, policy, cfg):
+    firsts = [len(begin(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names]
+    tokens = cfg.max_turns * (max(firsts) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
+    room = policy.config.max_position_embeddings
     need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens")
-    ref = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_coef else None
-    optimizer = torch.optim.Adam([{"params": model.parameters(), "lr": lr} for model, lr in
-                                  zip((policy, *critic), (cfg.lr, cfg.critic_lr))])
-    return dict(policy=policy, critic=critic[0] if critic else None, ref=ref, optimizer=optimizer), tok
 
-# ------------------------------------------------------------------------------------- evaluate, log, train
-def evaluate(policy, tok, when, samples, cfg):  # -> {environment: success on its evaluation levels}
-    result = {}
-    for name in cfg.eval_names:
-        trajs = rollout(policy, tok, name, envs.EVAL_SEEDS[:cfg.eval_prompts], 1, cfg, 0, 0.5)  # Sec. 3.2
-        result[name] = sum(traj.success for traj in trajs) / len(trajs)
-        plots.say(f"{when:9} {plots.eval_line(name, result[name], asdict(cfg))}")
-        for traj in trajs[:2]:  # whole episodes, to be read
-            row = dict(when=when, env=name, success=traj.success, R=traj.R, turns=traj.turns)
-            print(json.dumps(row | {"text": tok.decode(traj.ids)}), file=samples, flush=True)
-    return result
 
-def mutual_information(trajs, policy, tok, cfg):  # -> nats, at most log of the number of prompts; or None
-    """RAGEN-2 (arXiv 2604.06268): I(X;Z) of first prompts x and thoughts z; 0: thoughts ignore the prompt.
-    Mean of log p(z|its own x), minus log of the mean p(z|x) over all distinct x. Well-formed turns only."""
-    first = [(traj, traj.turns[0], traj.mask.index(True)) for traj in trajs if traj.turns[0]["valid"]]
-    if cfg.no_think or not first:
-        return None
-    prompts, own, pairs = list(dict.fromkeys(tuple(traj.ids[:n]) for traj, _, n in first)), [], []
-    for traj, turn, n in first:
-        z, text = traj.ids[n:n + turn["tokens"]], turn["answer"].split("</think>")[0]
-        while not text.startswith("<think>" + tok.decode(z, clean_up_tokenization_spaces=False)):
-            z.pop()  # the answer
-        own.append(prompts.index(tuple(traj.ids[:n])))
-        pairs += [argparse.Namespace(ids=[*x, *z], mask=[False] * len(x) + [True] * len(z), old_logp=[0.0],
-                                     reward=[0.0] * (len(x) + len(z))) for x in prompts]
-    logp = logps(policy, collate(pairs, cfg.device), cfg).sum(1).view(len(own), len(prompts))
-    return (logp[range(len(own)), own] - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
+# -------------------------------------------------------------------------------------- looking and telling
+def look_at_rollout(i, trajs, models, cfg):  # -> further columns of the log; before the first update on `trajs`
+    if i == 1:
+        self_check(trajs, models.policy, cfg)
+    if cfg.mi_every and i % cfg.mi_every == 0:
+        return {"mutual_information": mutual_information(trajs, models, cfg)}
+    return {}
 
-def self_check(trajs, policy, cfg):  # the invariants that silent bugs break, on the first rollout
+
+def self_check(trajs, policy, cfg):
+    """The invariants that silent bugs break. The first one is why the log-probs of the rollout can be the old ones:
+    a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
     batch = collate(trajs[:16], cfg.device)
-    gap = (logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()  # bf16 rounds
-    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05
+    gap = (logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
+    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16 rounds
     assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
-    assert len({(t.group, t.turns[0]["state"]) for t in trajs}) == trajs[-1].group + 1, "one state per group"
+    starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
+    assert len(starts) == trajs[-1].group + 1, "one initial state per group"
     for traj in trajs:
         assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
-def iterate(i, policy, critic, ref, optimizer, tok, cfg):  # -> row i of log.jsonl, trajectories, batches
-    start, batches, steps = time.perf_counter(), [], []
-    rng = np.random.default_rng([cfg.seed, i])
-    *seeds, draw = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-    trajs = rollout(policy, tok, cfg.env, seeds, cfg.rollouts, cfg, draw, cfg.temperature)
-    R = torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts)  # (kP,N)
-    row = {"iteration": i, "seconds_rollout": time.perf_counter() - start}
-    need(R.isfinite().all(), f"a return is {DIVERGED}{cfg.out}")
-    if i == 1:
-        self_check(trajs, policy, cfg)
-    if cfg.mi_every and i % cfg.mi_every == 0:
-        row["mutual_information"] = mutual_information(trajs, policy, tok, cfg)
-    start = time.perf_counter()
-    for first in range(0, len(R), cfg.prompts):  # slices of P prompts: k of them, see online_k
-        kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
-        if cfg.rollouts == 1 or R[kept].std(1).max() > 1e-4:  # else no kept group has any spread: skipped
-            batches.append(score([traj for traj in trajs if traj.group in kept], ref, critic, cfg))
-            steps += update(batches[-1], policy, critic, optimizer, cfg, draw + first)
-    row["seconds_update"] = time.perf_counter() - start
-    return row | plots.statistics(trajs, R, batches, steps), trajs, batches
 
-def ask_to_stop(number, _):  # once the iteration is finished and saved; a second signal does not wait
+def explain(cfg):  # -> what the settings mean for the objective, in words
+    kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))
+    in_a_slice = -(-kept * cfg.rollouts // cfg.batch)  # rounded up
+    updates = in_a_slice * cfg.epochs * cfg.online_k
+    clip = "1, never clipped"
+    if updates > 1:
+        clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}"
+    return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
+            f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
+
+
+def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; README says what each means
+    turns = [turn for traj in trajs for turn in traj.turns]
+    thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
+    tokens = sum(sum(traj.mask) for traj in trajs)
+    row = {
+        "reward": R.mean(),
+        "reward_std": R.std(1, correction=0).mean(),
+        "success": np.mean([traj.success for traj in trajs]),
+        "entropy": sum(traj.entropy for traj in trajs) / tokens,
+        "response_length": tokens / len(trajs),
+        "think_length": np.mean([len(thought.split()) for thought in thoughts]),
+        "valid": np.mean([turn["valid"] for turn in turns]),
+        "turns": len(turns) / len(trajs),
+        "kl": 0.0,
+    }
+    kl = [batch["kl"][batch["mask"]].mean().item() for _, batch in trained if "kl" in batch]
+    if kl:
+        row["kl"] = np.mean(kl)
+    for name in steps[0] if steps else ():
+        row[name] = np.mean([step[name] for step in steps])
+    row = {name: round(float(x), 6) for name, x in row.items()}
+    kept = sum(len(chosen) for chosen, _ in trained)
+    return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
+
+
+def warn_of_collapse(rows):
+    """Once a run, never stopping it. Valid turns are the sign: success, in-group std and entropy also fall in runs
+    that are healthy, when a task is solved."""
+    valid = [row["valid"] for row in rows if "valid" in row]
+    told = any("collapse" in row for row in rows)
+    if len(valid) < 10 or told:
+        return
+    if np.mean(valid[-5:]) < 0.5 <= np.mean(valid[:5]):
+        rows[-1]["collapse"] = "fewer than half of the turns are valid"
+        say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
+
+
+def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
+    result = {}
+    for name in cfg.eval_names:
+        seeds = envs.EVAL_SEEDS[:cfg.eval_prompts]
+        trajs = rollout(models.policy, models.tok, name, seeds, 1, cfg, 0, EVAL_TEMPERATURE)
+        success = sum(traj.success for traj in trajs) / len(trajs)
+        low, high = envs.interval(success, len(trajs))
+        random, optimal = envs.yardsticks_of_run(name, asdict(cfg))
+        say(f"{when:9} {name} {success:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}")
+        result[name] = success
+        for traj in trajs[:2]:  # whole episodes, to be read
+            text = models.tok.decode(traj.ids)
+            append(cfg, "samples.jsonl", dict(when=when, env=name, success=traj.success, R=traj.R,
+                                              turns=traj.turns, text=text))
+    return result
+
+
+def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
+    """RAGEN-2 (arXiv 2604.06268): I(X;Z) of first prompts x and thoughts z. Do thoughts depend on what was read?
+    The mean of log p(z|own x), minus the log of the mean of p(z|x) over all distinct x. Well-formed turns only."""
+    first = [traj for traj in trajs if traj.turns[0]["valid"]]
+    if cfg.no_think or not first:
+        return None
+    own = [tuple(traj.ids[:traj.mask.index(True)]) for traj in first]
+    prompts = list(dict.fromkeys(own))
+    pairs = []
+    for traj, x in zip(first, own):
+        thought = traj.turns[0]["answer"].split("</think>")[0]
+        z = traj.ids[len(x):len(x) + traj.turns[0]["tokens"]]
+        while not thought.startswith("<think>" + models.tok.decode(z, clean_up_tokenization_spaces=False)):
+            z.pop()  # what comes after the thought
+        for other in prompts:
+            pair = Trajectory(None, 0, 0)
+            pair.add_message(list(other))
+            for token in z:
+                pair.add_sampled(token, 0.0)
+            pairs.append(pair)
+    logp = logps(models.policy, collate(pairs, cfg.device), cfg).sum(1).view(len(own), len(prompts))
+    own_logp = logp[range(len(own)), [prompts.index(x) for x in own]]
+    return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
+
+
+def write_xray(trajs, trained, models, cfg):
+    """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
+    token by token, with all that the update knew about each token (if nothing was trained: without)."""
+    chosen, batch = trained[0] if trained else (trajs, {})
+    if not chosen:
+        return
+    first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
+    rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
+    rows = [rows[-1], rows[0]]
+    part = {key: x[rows] for key, x in batch.items()}
+    if trained:
+        part["ratio"] = (logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
+    episodes = []
+    for k, row in enumerate(rows):
+        traj = chosen[row]
+        columns = {key: x[k].tolist() for key, x in part.items() if x.is_floating_point()}
+        tokens = [models.tok.decode([i]) for i in traj.ids]
+        episodes.append(dict(group=traj.group, R=traj.R, success=traj.success, turns=traj.turns, mask=traj.mask,
+                             tokens=tokens, columns=columns))
+    Path(cfg.out, "xray.json").write_text(json.dumps(episodes))
+
+
+def say(text):  # above the progress bar; where Ctrl-C has ended `| tee`, too, nobody listens
+    try:
+        tqdm.write(text)
+    except OSError:
+        pass
+
+
+# -------------------------------------------------------------------------------------- the folder of a run
+def append(cfg, name, row):  # to a log of the run
+    if cfg.out:
+        with open(Path(cfg.out, name), "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
+    """A new folder, for nothing is ever overwritten; or that of --resume: everything as when it was saved."""
+    cfg = copy.copy(cfg)
+    logs = dict.fromkeys(LOGS, "")
+    if cfg.resume:
+        cfg.out = cfg.resume
+        logs = restore(models, cfg)
+        cfg.resume = ""
+    else:
+        cfg.out = new_folder(cfg)
+    rows = [json.loads(line) for line in logs["log.jsonl"].splitlines()]
+    need(len(rows) <= cfg.iterations + 1, f"{cfg.out} has {len(rows) - 1} iterations already")
+    for name, text in logs.items():  # rows after the checkpoint go: they are made again
+        Path(cfg.out, name).write_text(text)
+    Path(cfg.out, "config.json").write_text(json.dumps(asdict(cfg), indent=1))  # for the reader: trainer.pt has it, too
+    return cfg, rows
+
+
+def new_folder(cfg):
+    name = cfg.out.rstrip("/")
+    if not name:
+        method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
+        name = f"runs/{cfg.env}-{method}-seed{cfg.seed}"
+    out = Path(name)
+    for number in itertools.count(2):
+        if not out.exists():
+            out.mkdir(parents=True)
+            return str(out)
+        out = Path(f"{name}-{number}")
+
+
+def save(models, cfg):
+    """RUN/checkpoint: a Hugging Face folder, and in trainer.pt all that --resume needs, settings and logs included.
+    Written beside the old files, then put in their place: whole ones are there whenever the process dies."""
+    new, old = Path(cfg.out, "checkpoint.new"), Path(cfg.out, "checkpoint")
+    logs = {name: Path(cfg.out, name).read_text() for name in LOGS}
+    state = {"config": asdict(cfg), "logs": logs}
+    for name, part in vars(models).items():
+        if hasattr(part, "state_dict"):
+            state[name] = part.state_dict()
+    with otherwise(f"cannot save; mend that, then go on: --resume {cfg.out}"):
+        models.policy.save_pretrained(new)
+        models.tok.save_pretrained(new)
+        torch.save(state, Path(cfg.out, "trainer.new"))
+    shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)
+    os.replace(Path(cfg.out, "trainer.new"), old / "trainer.pt")  # last: it decides
+    shutil.rmtree(new)
+
+
+def saved_state(checkpoint):  # -> dict of what `save` put into trainer.pt
+    file = Path(checkpoint, "trainer.pt")
+    need(file.exists(), f"{file} does not exist: nothing to go on with")
+    with otherwise(f"{file} cannot be used: put it back or start anew"):
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # executes nothing
+        need(state["config"].keys() == Config.__dataclass_fields__.keys(), "made by another version of this program")
+        return state
+
+
+def restore(models, cfg):  # -> the logs when it was saved
+    state = saved_state(Path(cfg.resume, "checkpoint"))
+    with otherwise(f"{cfg.resume}/checkpoint/trainer.pt does not fit the model: put it back or start anew"):
+        for name, part in vars(models).items():
+            if hasattr(part, "state_dict"):
+                part.load_state_dict(state[name])
+    for group, lr in zip(models.optimizer.param_groups, (cfg.lr, cfg.critic_lr)):
+        group["lr"] = lr  # --resume may lower it
+    return state["logs"]
+
+
+def ask_to_stop(number, _):
+    """A handler of signals: the iteration is finished and saved first. A second signal does not wait."""
     STOP.append(number)
     signal.signal(number, signal.SIG_DFL)
-    plots.say("stopping at the next save, after this iteration; once more: at once")
+    say("stopping at the next save, after this iteration; once more: at once")
 
-def train(cfg):  # -> the rows of log.jsonl. Row 0: the evaluation before training; row i: iteration i
-    parts, tok = load_models(cfg)
-    if cfg.eval_only:
-        return [{"iteration": 0, "eval": evaluate(parts["policy"], tok, "eval", open(os.devnull, "w"), cfg)}]
-    cfg, log, samples, rows = plots.open_run(cfg, parts)
-    print(f"{cfg.model}, {cfg.device}: {cfg.out}\n{plots.explain(cfg)}")
-    last, title = cfg.iterations, "StarPO" + "-S" * cfg.starpo_s
-    with log, samples, tqdm(total=last, desc=title, initial=max(0, len(rows) - 1)) as bar:
-        for i in range(len(rows), last + 1):
-            rows.append(iterate(i, *parts.values(), tok, cfg)[0] if i else {"iteration": 0})
-            plots.warn_of_collapse(rows)
-            if cfg.eval_every and (i % cfg.eval_every == 0 or i == last):
-                when = {0: "before", last: "after"}.get(i, f"iter {i}")
-                rows[-1]["eval"] = evaluate(parts["policy"], tok, when, samples, cfg)
-            print(json.dumps(rows[-1]), file=log, flush=True)
-            stop = STOP[:] if i < last else []
-            if i % cfg.save_every == 0 or i == last or stop:  # 0, too: is the disk writable?
-                plots.save(tok, parts, cfg)
-            if stop:
-                plots.say(f"Go on: python ragen_mini.py --resume {cfg.out}")
-                raise SystemExit(128 + stop[0])
-            bar.update(i > 0)
-            bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "success", "entropy") if i})
-    skipped = sum(row.get("updates") == 0 for row in rows)  # no group had any spread
-    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
-    return rows
+
+# ===========================================================================================================
+# PART 3: THE COMMAND LINE
+# ===========================================================================================================
+QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
+FOR_TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32, eval_prompts=256)
+FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
+MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
+MAY_BE_ZERO = {"seed", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
+               "entropy_coef", "kl_coef"}
+AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
+
+
+def option(default, text):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class Config:
+    """The settings of a run. None is filled in by __post_init__."""
+    env: str = option("frozenlake", "world to train in; python envs.py lists them")
+    model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
+    device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
+    seed: int = option(0, "of everything random")
+    iterations: int | None = option(None, "rounds of rollout and update (tiny: 100, other models: 200)")
+    eval_envs: str = option("", "evaluate in these worlds, too: names with commas between them")
+    eval_every: int = option(20, "iterations between evaluations; 0: never")
+    eval_prompts: int | None = option(None, "evaluation levels, at most 256 (256; large models without a GPU: 8)")
+    eval_only: bool = option(False, "evaluate --model and stop")
+    mi_every: int = option(0, "iterations between measurements of the thoughts' mutual information; 0: never")
+    save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
+    out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
+    resume: str = option("", "folder of a run that was cut short: it goes on exactly, with its settings")
+    prompts: int = option(8, "P: initial states per iteration")
+    rollouts: int = option(16, "N: episodes from each initial state")
+    max_turns: int = option(5, "turns of an episode")
+    max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
+    max_actions: int = option(10, "actions of an episode")
+    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 32, others: 400)")
+    temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
+    no_think: bool = option(False, "answer at once, without <think>...</think>")
+    success_rate: float = option(1 / 3, "FrozenLake: probability of the intended move (later code: 0.8)")
+    algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
+    gamma: float = option(1.0, "ppo: discount, per token that the model wrote")
+    lam: float = option(1.0, "ppo: lambda of GAE")
+    adv_norm: str = option("std", "grpo: std (divide by the group's, eq. 5) or mean (only subtract it)")
+    clip_low: float = option(0.2, "the ratio is clipped below 1 - clip_low")
+    entropy_coef: float = option(0.001, "weight of the entropy bonus")
+    online_k: int = option(1, "collect k*P prompts at once, then update on k slices of P (Fig. 10)")
+    starpo_s: bool = option(False, "the three changes below at once: keep 0.25, kl-coef 0, clip-high 0.28")
+    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
+    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001)")
+    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2)")
+    batch: int = option(32, "E: trajectories per update")
+    epochs: int = option(1, "passes over the trajectories of an iteration")
+    lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
+    critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
+
+    def __post_init__(self):
+        if self.device == "auto":
+            self.device = "cuda" if CUDA else "cpu"
+        if self.model == "auto":
+            self.model = QWEN if "cuda" in self.device else "tiny"
+        defaults = FOR_TINY if self.model == "tiny" else FOR_OTHERS
+        defaults = defaults | (STARPO_S if self.starpo_s else STARPO)
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        self.check()
+        self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
+
+    @property
+    def eval_names(self):
+        others = [name for name in self.eval_envs.split(",") if name]
+        return list(dict.fromkeys([self.env, *others]))
+
+    def check(self):
+        for name, x in asdict(self).items():
+            if type(x) in (int, float):
+                least = "at least" if name in MAY_BE_ZERO else "above"
+                most = 1 if name in AT_MOST_ONE else 1e9
+                good = 0 < x <= most or (x == 0 and name in MAY_BE_ZERO)
+                need(good, f"--{name.replace('_', '-')} {x}: {least} 0 and at most {most:g}")
+        devices = ["cpu"]
+        if CUDA:
+            devices.append("cuda")
+        if torch.backends.mps.is_available():
+            devices.append("mps")
+        choices = [("--algo", self.algo, ["ppo", "grpo"]), ("--adv-norm", self.adv_norm, ["std", "mean"]),
+                   ("--device", self.device.split(":")[0], devices)]
+        choices += [("--env", name, list(envs.ENVS)) for name in self.eval_names]
+        for name, x, known in choices:
+            need(x in known, f"{name} {x}: choose {' or '.join(known)}")
+        alone = self.rollouts == 1 and (self.keep < 1 or self.algo == "grpo")
+        need(not alone, "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
+
+
+def parse_config(argv=None):  # -> Config
+    parser = transformers.HfArgumentParser(Config, prog="ragen_mini.py", allow_abbrev=False)
+    parser.error = lambda text: need(False, f"{text} (--help lists all options)")
+    names = vars(parser.parse_args(argv)).keys()  # --help and mistakes end here
+    parser.set_defaults(**dict.fromkeys(names))  # once more, to see what was really given
+    given = {name: x for name, x in vars(parser.parse_args(argv)).items() if x is not None}
+    settings = {}
+    if "resume" in given:
+        settings = saved_state(Path(given["resume"], "checkpoint"))["config"]
+        changed = " ".join(sorted(given.keys() - MAY_CHANGE))
+        need(not changed, f"--resume goes on with the settings of {given['resume']}, it cannot change {changed}")
+    elif Path(given.get("model", ""), "trainer.pt").exists():  # RUN/checkpoint brings the settings of its run
+        settings = saved_state(given["model"])["config"]
+        forgotten = {"device", "out"}
+        if "starpo_s" in given:
+            forgotten |= STARPO.keys()
+        settings = {name: x for name, x in settings.items() if name not in forgotten}
+    return Config(**settings | given)
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        cfg = parse_config()
+        if not cfg.eval_only:
+            signal.signal(signal.SIGINT, ask_to_stop)
+            signal.signal(signal.SIGTERM, ask_to_stop)
+        train(cfg)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
+        print(f"{error}. A run that has begun goes on from its last checkpoint: --resume RUN", file=sys.stderr)
+        sys.exit(2)
+
 
 if __name__ == "__main__":
-    try:
-        config = parse_config()
-        for number in () if config.eval_only else (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ask_to_stop)
-        train(config)
-    except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
-        need(False, f"{error}. A run that has begun goes on from its last checkpoint: --resume RUN")
+    main()
