@@ -3,8 +3,9 @@
     obs, info = env.reset(seed=7, options={"noise": 3})
     obs, reward, terminated, truncated, info = env.step("Right")    # info["success"]; the caller counts actions
 
-`seed` fixes the level, so that a whole group of episodes can start alike; `noise` fixes slips and pay-outs.
-Nothing touches a global random state. Every world is a pure function, from which `step` merely samples:
+`seed` fixes the level, so that a whole group of episodes can start alike; `noise`, the number of an episode in its
+group, fixes slips and pay-outs. Nothing touches a global random state. Every world is a pure function, from which
+`step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
 
@@ -42,19 +43,6 @@ def picture(size, symbols, elsewhere):
 
 
 # ------------------------------------------------------------------------------------ what the worlds share
-@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
-def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
-    """The level of a seed. A quarter of all levels, chosen by their content, is held out for evaluation: seeds
-    in EVAL_SEEDS get only those, and no other seed can ever get one of them."""
-    for attempt in itertools.count():
-        level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
-        if level is None:  # not solvable, for example
-            continue
-        held_out = zlib.crc32(repr(level).encode()) % 4 == 0
-        if held_out == (seed in EVAL_SEEDS) or not world.split:
-            return level
-
-
 class Env:
     """The base of all worlds. A world adds four methods: `draw`, `outcomes`, `won` and `render`."""
     instruction = ""  # the task in words
@@ -79,10 +67,24 @@ class Env:
         return self.render(), reward, self.over, False, {"success": self.won(self.state)}
 
 
+@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
+def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
+    """The level of a seed. A quarter of all levels, chosen by their content, is held out for evaluation: seeds
+    in EVAL_SEEDS get only those, and no other seed can ever get one of them."""
+    for attempt in itertools.count():
+        level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
+        if level is None:  # not solvable, for example
+            continue
+        held_out = zlib.crc32(repr(level).encode()) % 4 == 0
+        if held_out == (seed in EVAL_SEEDS) or not world.split:
+            return level
+
+
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """Two arms, one pull. Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25.
-    Their names hint at which is which; the seed shuffles them. Success = pulling the risky one."""
+    """Two arms, one pull. State: the two names in the order in which they are shown, then the one that was pulled.
+    Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25. The names hint at which is
+    which; the seed shuffles them. Success = pulling the risky one, whatever it pays."""
     split = False  # there are only two levels
 
     def __init__(self, low, high):
@@ -130,8 +132,9 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """A random-walk room; then breadth-first search *backwards* from the solved room finds every solvable
-        start with its distance. One box: 1 to 8 actions, median 3 to 4 (gym-sokoban's generator: 4)."""
+        """A random-walk room; then breadth-first search *backwards* from the solved room, layer by layer: `starts` are
+        all states that are so many actions from the solution. How many is drawn, for one box from 1 to 8: that
+        gives a median of 3 to 4 actions, as gym-sokoban's generator does."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:
             return None
@@ -177,7 +180,8 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """The floor: a random walk inside the outer walls that takes in a random neighbour at each step."""
+    """The floor: a random walk inside the outer walls that takes in a random neighbour at each step. The length of
+    the walk and the chance of a new direction are gym-sokoban's."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves, move, floor = list(MOVES), "Up", set()
@@ -192,7 +196,10 @@ def carve(rng, size):  # -> set of cells
 
 
 def undo(state, floor):
-    """Every state from which one action leads to `state`: the player steps back, alone or pulling a box."""
+    """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
+
+        _ P X    may have been    P _ X (it walked)    or    P X _ (it pushed)
+    """
     player, boxes = state
     for action in MOVES:
         back, ahead = shift(player, action, -1), shift(player, action)
@@ -237,8 +244,8 @@ class FrozenLake(Env):
         intended = self.actions.index(action)
         slip = (1 - self.success_rate) / 2
         outcomes = []
-        for chance, turn in ((self.success_rate, 0), (slip, -1), (slip, 1)):
-            row, col = shift(state, self.actions[(intended + turn) % 4])
+        for chance, rotation in ((self.success_rate, 0), (slip, -1), (slip, 1)):
+            row, col = shift(state, self.actions[(intended + rotation) % 4])
             last = self.size - 1
             cell = min(max(row, 0), last), min(max(col, 0), last)  # one stays on the ice at its edge
             won = self.won(cell)
@@ -312,20 +319,22 @@ def transitions(env, horizon):
 
 
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Uniform random play, and the best possible play that sees the state before every action, by dynamic
-    programming: V_h(s) = mean_a or max_a of Q_h(s,a), where Q_h(s,a) = sum_s' p(s'|s,a) V_h-1(s')."""
+    """Exact, by dynamic programming. V[s]: the chance of success from state s with some number of actions left.
+    Q[s,a]: the same after choosing action a there, the mean of V over what may happen. With one more action left
+    V[s] is the mean of Q[s,a] over all actions for a random player, and the largest Q[s,a] for the best one, who
+    sees the state before every action. States in which the episode is over keep their V: 1 if won, else 0."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
-    moving = np.unique(state)  # in the others the episode, or the time to get there, is over
+    not_over = np.unique(state)  # something can still happen there
     curves = []
     for pick in (np.mean, np.max):
-        V = np.array([float(env.won(s)) for s in states])
-        curve = [V[0]]
+        V = np.array([float(env.won(s)) for s in states])  # no actions left
+        curve = [V[0]]  # states[0] is the present state
         for _ in range(horizon):
             Q = np.zeros((len(states), len(env.actions)))
             np.add.at(Q, (state, action), chance * V[new])
-            V[moving] = pick(Q[moving], axis=1)
+            V[not_over] = pick(Q[not_over], axis=1)
             curve.append(V[0])
         curves.append(curve)
     return np.array(curves)

@@ -16,15 +16,17 @@ import numpy as np
 
 import envs
 
-METRICS = {  # column of log.jsonl: title of its panel
-    "eval": "success",
-    "reward": "return (training)",
-    "reward_std": "in-group return std",
-    "entropy": "entropy per token",
-    "grad_norm": "gradient norm",
+METRICS = {  # column of log.jsonl: title of its panel, and what to look for
+    "eval": "success",  # read it beside random and optimal play
+    "reward": "return (training)",  # a run that is lost sits at -0.5: five invalid turns
+    "valid": "share of valid turns",  # healthy: near 1. The plainest sign of a collapse is that it falls
+    "reward_std": "in-group return std",  # 0: all episodes of a group end alike, nothing left to compare
+    "entropy": "entropy per token",  # falls while the policy makes up its mind; 0: one fixed phrase
+    "grad_norm": "gradient norm",  # small when all is learnt; a spike after that announces trouble
+    "kl": "log pi_old - log pi_ref",  # how far from the first model, a token; 0 without a KL term
     "response_length": "tokens per episode",
-    "think_length": "words per thought",
-    "mutual_information": "I(prompt; thought)",
+    "think_length": "words per thought",  # thoughts that shrink to nothing carry nothing
+    "mutual_information": "I(prompt; thought)",  # 0: the same thoughts whatever was read, however fluent
     "seconds": "seconds so far",
 }
 LOGARITHMIC = ("reward_std", "grad_norm")
@@ -59,7 +61,8 @@ def load(run):  # -> config, rows of the log
 
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
-    """metric: a column of the log; "eval", of the training world, or "eval WORLD"; "seconds", summed up."""
+    """metric: a column of the log, or "eval" (success in the run's own world), "eval sokoban" (in another one), "seconds"
+    (summed up). One iteration of --online-k plays k*P prompts, so it counts for k."""
     kind, _, world = metric.partition(" ")
     x, y = [], []
     for row in rows:
@@ -75,10 +78,13 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
     return np.array(x), np.array(y, dtype=float)
 
 
-def moving_average(y, decay=0.8):  # over the last axis, corrected for its start
-    weights = decay ** np.arange(y.shape[-1])
-    sums = [np.convolve(line, weights)[:len(weights)] for line in y]
-    return np.array(sums) / np.cumsum(weights)
+def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
+    total, weight, averages = 0.0, 0.0, []
+    for value in y.T:
+        total = decay * total + value
+        weight = decay * weight + 1
+        averages.append(total / weight)
+    return np.array(averages).T
 
 
 # -------------------------------------------------------------------------------------------------- drawing
@@ -147,9 +153,10 @@ def curves(runs, out=None):  # -> Path of the picture
     """The signs of learning, and of the Echo Trap (Fig. 6)."""
     groups = {str(run): [load(run)] for run in runs}
     logged = set()
-    for ((_, rows),) in groups.values():
-        for row in rows:
-            logged.update(row)
+    for runs_of_label in groups.values():
+        for _, rows in runs_of_label:
+            for row in rows:
+                logged.update(row)
     panels = [(metric, "", groups) for metric in METRICS if metric in logged]
     if not panels:
         raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
@@ -158,6 +165,7 @@ def curves(runs, out=None):  # -> Path of the picture
 
 
 def xray(run):  # -> Path of the page
+    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
     file = Path(run, "xray.json")
     if not file.is_file():
         raise CannotDraw(f"{run} has no xray.json: it is written with the first checkpoint after training began")

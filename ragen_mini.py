@@ -12,7 +12,7 @@ Words
     group       the N episodes that start from one prompt
     rollout     playing all of these P*N = B episodes with the present model
     trajectory  one episode as a sequence of tokens: message, answer, message, answer, ...
-    turn        one message of the environment and one answer of the model; K turns at most
+    turn        one message of the environment and one answer of the model
     action      a word inside an answer that moves the world; an answer may hold several
     token       what the model samples, one at a time. For the algorithm a *step* is a token, not a turn
     return      R(tau): the sum of the rewards of all turns of a trajectory
@@ -20,11 +20,13 @@ Words
     ratio       a token's probability now, divided by its probability when it was sampled
     update      one gradient step, on E trajectories
     iteration   one rollout and all updates that are made with it
-    policy      the language model as a player; critic: a second one that forecasts rewards (PPO only)
+    policy      pi, the language model as a player; pi_old: its weights at the last rollout
+    critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
 
-Part 1 is the method, in the order in which one would lecture; `train`, its last function, is the loop above.
-Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line; `cfg` is
-the Config there. Shapes: B trajectories, T tokens of the longest, n tokens that the model wrote, V vocabulary.
+Part 1 is the method, in the order in which one would lecture; `iterate` and `train`, its last functions, are the
+loop above, and why the loss works stands at `policy_loss`. Part 2 is the engine room (memory, speed, files): skip it
+on first reading. Part 3 is the command line; `cfg` is the Config there.
+Shapes: B trajectories, T tokens of the longest, n tokens that the model wrote, b rows of a pass, V vocabulary.
 """
 import contextlib
 import copy
@@ -38,7 +40,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,7 @@ import plots
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
-VALUE_CLIP = 0.5  # farthest that a forecast of the critic is moved by one update (released code)
+VALUE_CLIP = 0.5  # farthest that a forecast of the critic is moved in one iteration (released code)
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 
@@ -70,16 +72,6 @@ class UserError(Exception):
 def need(condition, message):
     if not condition:
         raise UserError(message)
-
-
-@contextlib.contextmanager
-def otherwise(advice):
-    """Where a file is missing, damaged or cannot be written, every library raises an exception of its own."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{advice} ({reason[:150]})") from error
 
 
 # ===========================================================================================================
@@ -117,6 +109,7 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     render a little conversation with a dummy answer, (seam), and keep what comes behind it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept: first what ends an answer
+    (If the model has ended its answer itself, `take_turn` drops that first token.)
     """
     chat = [{"role": "user", "content": text}]
     if after_answer:
@@ -143,7 +136,7 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 
 
 class Trajectory:
-    """One episode, tau = s0, a0, r0, s1, ...: four lists that grow together, one entry a token, and its turns.
+    """One episode as tokens: message, answer, message, ... Four lists grow together, one entry a token.
 
     Who wrote a token is recorded when it is appended. It is never reconstructed from the text or from special
     tokens: that goes wrong wherever the end of a turn and the padding are the same token."""
@@ -154,7 +147,7 @@ class Trajectory:
         self.ids = []  # every token, of messages and of answers
         self.mask = []  # did the model write it? Only those tokens are trained
         self.old_logp = []  # log-probability with which the model sampled it; 0 for the environment's tokens
-        self.reward = []  # reward of a turn, on the last token of its answer; 0 elsewhere
+        self.reward = []  # reward of a turn, on the last token of its answer (its end of turn); 0 elsewhere
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # of the policy's choices, summed over the tokens that it wrote
         self.actions_left = actions_left
@@ -224,7 +217,7 @@ def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len
     """From the state of every seed play N episodes, all at once. Temperature 0: the likeliest token, always."""
     trajs = []
     for group, seed in enumerate(seeds):
-        for noise in range(N):  # one initial state in a group, but every episode has its own dice
+        for noise in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, noise, group, tok, cfg))
     end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]
     dice = torch.Generator(cfg.device).manual_seed(dice_seed)
@@ -236,7 +229,7 @@ def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len
             logp = next_token_logp(policy, cache, writing, N, temperature)
             need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
             sample(writing, logp, dice, greedy=temperature == 0)
-            writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]
+            writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]  # others wait
         for traj in live:  # everyone acts
             take_turn(traj, tok, cfg, end_of_turn)
         live = [traj for traj in live if not traj.done]  # the finished leave
@@ -265,7 +258,8 @@ def returns(trajs, cfg):  # -> (P,N)
 
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
-    """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one.
+    """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
+    returns are all alike there is nothing to prefer; where they differ, the policy does not know its way yet.
 
     NOTE: R is raw. After the group normalisation of eq. 5 every U would be 1, and the order rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
@@ -288,30 +282,40 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
+    (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
 
-    NOTE: dividing by the std can teach the wrong thing. Bandit, the only risky pull in a group of 16: it pays 1 in a
-    quarter of the cases and 0 in the others, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on average
-    right (+0.09). But the std makes both of the same size, A = +3.75 or -3.75, and three of four times it is -3.75."""
+    NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
+    16: it pays 1 in a quarter of the cases and else 0, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on
+    average +0.09, rightly. But the std is as large as the surprise: A is +3.75 or -3.75, and in three of four cases
+    -3.75. Subtracting the mean needs no such warning, it is one of the things that one may subtract (policy_loss)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
-    std = R.std(dim=1, keepdim=True)  # sample std, as the released code: 3% more than the population's for N = 16
-    return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)  # equal returns: 0, not rounding noise / tiny
+    std = R.std(dim=1, keepdim=True)  # sample std, as in the released code: for N = 16 3% more than the population's
+    return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)  # equal returns: 0 instead of rounding noise
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). A step is a token that the model wrote; t+1 is its next one.
+    """Generalised advantage estimation (PPO). A step is a token that the model wrote, t+1 its next such token; v_t is
+    the critic's forecast, before token t, of the rewards still to come.
 
-        delta_t = r_t + gamma V_t+1 - V_t           how much better did this step turn out than was forecast?
-        A_t     = delta_t + gamma lambda A_t+1      ... and the steps after it, fading out
+        delta_t = r_t + gamma v_t+1 - v_t           how much better did this one step turn out than was forecast?
+        A_t     = delta_t + gamma lambda A_t+1      ... and the steps after it
 
-    With gamma = lambda = 1 (the default) the V in between cancel: A_t = (rewards still to come) - V_t. The
-    environment's tokens are jumped over: nobody chose them, so they are no steps and must not discount anything."""
+    gamma < 1 would count later rewards less. lambda < 1 would trust the critic: surprises far ahead fade out, which is
+    less noise and more error. At gamma = lambda = 1, the default, the v in between cancel: A_t = rewards to come - v_t.
+    The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything.
+
+        token    ours   the world's   ours
+        v         0.3      -           0.6
+        r         0        -           1         delta = 1 - 0.6 = 0.4 and 0 + 0.6 - 0.3 = 0.3
+        A         0.7      -           0.4       0.3 + 0.4 = 0.7 = 1 - 0.3
+    """
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # after the last token nothing comes
     for t in reversed(range(value.shape[1])):
         ours = mask[:, t]
-        delta = reward[:, t] + gamma * next_value - value[:, t]
+        delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where the token is not ours
         next_advantage = torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(ours, value[:, t], next_value)
         advantage[:, t] = next_advantage * ours
@@ -324,7 +328,9 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
-        # what pi_old samples, the bracket is KL(pi_old || pi_ref) ("k1"): drifting from where we began costs reward.
+        # what pi_old samples, the bracket ("k1") is the divergence KL(pi_old || pi_ref): drifting from where we began
+        # costs reward, and a token pays for the drift that it leads to, as for any other cost. (As a term of the loss
+        # k1 would do nothing on average: its gradient is grad log pi, and the mean of that is 0, see policy_loss.)
         batch["kl"] = (batch["old_logp"] - logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
@@ -339,30 +345,41 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # released code, not in the paper
+    # Whitening (released code, not in the paper) makes the step independent of the scale of rewards. It divides all
+    # groups by the same number, so that it cannot prefer one to another as the std of eq. 5 does.
+    white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
     """One number for a whole episode, from its group. Only the KL penalty differs by token: each one bears what is
-    still to come, as a cost in reward should. It is not normalised, so kl_coef means the same in every group."""
+    still to come, as a cost in reward should. It is added after the division by the group's std, as it is."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
-# Why does a lower loss mean a higher return? We want the gradient of E[R], the mean return of what the policy writes.
-# Since grad pi = pi * grad log pi, it equals E[R * sum_t grad log pi(token_t)]: sample, then push up the tokens of good
-# episodes in proportion to R. From R one may subtract anything that does not depend on the token (what was expected
-# before it): the mean stays the same, because E[grad log pi] = 0, and the noise shrinks. What is left is the advantage
-# A. At ratio = pi / pi_old = 1 the gradient of ratio * A is exactly A * grad log pi, so going down -ratio * A goes up E[R].
+# Why does a lower loss mean a higher return? We want the gradient of the mean return, <R>, over what pi writes.
+#  1. The probability of an episode is a product of the model's choices and of the world's dice, and only the choices
+#     depend on the weights. With grad p = p grad log p the gradient is <R * sum_t grad log pi(token_t)>, a sum over the
+#     model's tokens: play, then make the tokens of an episode likelier in proportion to its return.
+#  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
+#     or the return that was expected. For the probabilities of all possible tokens sum to 1, so that the mean of
+#     grad log pi, sum_k pi_k grad log pi_k = grad sum_k pi_k, is 0.
+#  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
+#  4. With ratio = pi / pi_old, at ratio 1, the gradient of ratio * A is A * grad log pi.
+#  5. So going down -ratio * A goes up <R>.
 #
-# Why min and clip? These samples are pi_old's. They say little about a policy far from it, and E is used for several
-# updates. min(ratio A, clip(ratio) A) has no gradient where a token has already moved as far as it was meant to:
-#   A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
-# In the other direction clip alone would stop the gradient, too; min does not. A bad token (A < 0) that became *likelier*,
-# say ratio = 1.5, has ratio A < clip(ratio) A, so min takes the unclipped one and it is pushed back.
+# Why min and clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several
+# updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a token has
+# already moved as far as it should:
+#     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
+# The clip alone would also stop the gradient on the wrong side. A bad token (A < 0) may have become *likelier*, since all
+# tokens share the same weights. Say ratio = 1.5, A = -1: then ratio A = -1.5, clip(ratio) A = -1.2, min takes the first,
+# which still has its gradient, and the token is pushed back.
+#
+# The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4, 6, with the sign of a loss, minus the entropy bonus."""
     ratio = (logp - old_logp).exp()
@@ -373,7 +390,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast. Moving it by more than VALUE_CLIP in one update never pays."""
+    """Squared error of the critic's forecast. Moving it by more than VALUE_CLIP in one iteration never pays."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -433,7 +450,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     clock = time.perf_counter()
     for first in range(0, len(R), cfg.prompts):  # one slice of P prompts; with --online-k, k of them (Fig. 10)
         kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
-        if cfg.rollouts > 1 and R[kept].std(1).max() < 1e-4:  # all kept groups end alike: nothing to learn
+        if cfg.rollouts > 1 and R[kept].std(1, correction=0).max() < 1e-4:  # all kept groups end alike: skip
             continue
         chosen = [traj for traj in trajs if traj.group in kept]
         batch = compute_advantages(chosen, models, cfg)
@@ -447,7 +464,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
 def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before training, row i is of iteration i
     models = load_models(cfg)
     if cfg.eval_only:
-        return [{"iteration": 0, "eval": evaluate("eval", models, cfg)}]
+        return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
     cfg, rows = open_run(models, cfg)
     print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
     bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc="StarPO-S" if cfg.starpo_s else "StarPO")
@@ -481,13 +498,24 @@ def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before tra
 
 
 # ===========================================================================================================
-# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable, and changes nothing
+# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable. Only `load_models`
+# (where critic and reference begin) and `self_check` belong to the method, too
 # ===========================================================================================================
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 TINY = Path(__file__).parent / "tiny"
 LOGS = ("log.jsonl", "samples.jsonl")
 STOP = []  # signals that came
+
+
+@contextlib.contextmanager
+def otherwise(advice):
+    """Where a file is missing, damaged or cannot be written, every library raises an exception of its own."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{advice} ({reason[:150]})") from error
 
 
 def not_finite(what, cfg):
@@ -497,14 +525,19 @@ def not_finite(what, cfg):
 
 # ------------------------------------------------------------------------------------------ the rollout's memory
 class KVCache:
-    """Keys and values of all layers; transformers calls `update` once per layer in every forward pass.
+    """Keys and values of all layers. Given as past_key_values, transformers asks nothing of it but `update`, which every
+    layer calls once in a forward pass.
 
-    A row's tokens lie in columns 0, 1, 2, ... without gaps, however far the other rows are. Say row A has 7 tokens
-    in the cache and reads three new ones, a b c; row B has 5 and reads x. A forward pass wants a rectangle:
+    A row's tokens lie in columns 0, 1, 2, ... without gaps, however far the other rows are. A row whose answer ended
+    early simply takes no part in the passes that follow, so that nothing is appended to it (its last token is not even
+    in the cache yet: it is read together with the next message).
 
-                 input       column             B's pads get the columns *behind* its new token: x attends to
-        A        a b c       7 8 9              columns 0..5 only, never to 6 and 7, and the next tokens of B
-        B        - - x       6 7 5              overwrite them. So an answer that ended early leaves no hole.
+    Where rows read different numbers of tokens, a pass still wants a rectangle. Say A has 7 tokens in the cache and
+    reads a b c; B has 5 and reads x. Pads, -, stand before x and get the columns *behind* it:
+
+                 input       columns
+        A        a b c       7 8 9         B's x attends to columns 0..5, never to 6 and 7,
+        B        - - x       6 7 5         and B's next tokens overwrite these.
     """
 
     def __init__(self, rows, device):
@@ -550,8 +583,8 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
     seen = tensor([traj.seen for traj in trajs])
-    step = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # of new tokens 0, 1, ...; of pads below 0
-    cache.columns = seen[:, None] + step % q  # (b,q); the modulo puts the pads behind
+    step = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # A: 0 1 2; B: -2 -1 0
+    cache.columns = seen[:, None] + step % q  # (b,q). A: 7 8 9; B: 5 + (1 2 0) = 6 7 5
     cache.rows = tensor([traj.row for traj in trajs])
     cache.used = int(cache.columns.max()) + 1
     visible = torch.arange(cache.used, device=cache.device) <= cache.columns[:, None, :, None]  # (b,1,q,used)
@@ -695,7 +728,7 @@ def self_check(trajs, policy, cfg):
     a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
     batch = collate(trajs[:16], cfg.device)
     gap = (logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
-    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16 rounds
+    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16: 1 only roughly
     assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
     assert len(starts) == trajs[-1].group + 1, "one initial state per group"
@@ -802,14 +835,15 @@ def write_xray(trajs, trained, models, cfg):
         return
     first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
     rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
-    rows = [rows[-1], rows[0]]
+    rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one
     part = {key: x[rows] for key, x in batch.items()}
     if trained:
         part["ratio"] = (logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
     episodes = []
     for k, row in enumerate(rows):
         traj = chosen[row]
-        columns = {key: x[k].tolist() for key, x in part.items() if x.is_floating_point()}
+        length = len(traj.ids) - 1  # the rest is padding
+        columns = {key: x[k, :length].tolist() for key, x in part.items() if x.is_floating_point()}
         tokens = [models.tok.decode([i]) for i in traj.ids]
         episodes.append(dict(group=traj.group, R=traj.R, success=traj.success, turns=traj.turns, mask=traj.mask,
                              tokens=tokens, columns=columns))

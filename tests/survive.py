@@ -1,14 +1,15 @@
 """Kill runs, fill disks, poison gradients, damage files: a run is never lost, and never lies.
 
-    python tests/survive.py             all of it with `tiny`, about half an hour on two cores; prints what it counted
-    python tests/survive.py kills 30    only that part: parser, kills, signals, disk, poison, damage or cache; how many
+    python tests/survive.py             all of it, about half an hour on two cores; prints what it counted
+    python tests/survive.py kills 30    only that part: parser, kills, signals, disk, poison or damage; how many
 
-test_survive.py does a small subset with a model that was taught for seconds. Everything runs as a user's process would,
-on the CPU; "equal" means the rows of log.jsonl without their seconds, the bytes of samples.jsonl and of model.safetensors,
-and every number in trainer.pt.
+test_survive.py does a small subset inside one process. Here everything runs as a user's process would, with `tiny` on
+the CPU. "equal" means: the rows of log.jsonl without their seconds, the bytes of samples.jsonl, xray.json and
+model.safetensors, and every number in trainer.pt.
 """
 import argparse
 import itertools
+import json
 import os
 import random
 import re
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "Agg"}
@@ -29,45 +31,90 @@ import torch
 import transformers
 
 import envs
-import plots
 import ragen_mini as rm
 
-SMALL = ("--device cpu --prompts 2 --rollouts 4 --batch 4 --iterations 6 --save-every 2 --eval-every 2 --eval-prompts 8 "
-         "--max-new-tokens 24").split()
-POISON = """import sys, torch, runpy, plots
-step = torch.nn.utils.clip_grad_norm_
-def poisoned(params, *args):
+SMALL = ("--model tiny --device cpu --env frozenlake --prompts 2 --rollouts 4 --batch 4 --iterations 6 --save-every 2 "
+         "--eval-every 2 --eval-prompts 8 --max-new-tokens 24").split()
+LONG = 300  # seconds after which anything here is stuck
+
+# Programs that are the real command line, but for one thing that happens to them.
+DIES = """
+import os, signal, ragen_mini as rm
+iterate = rm.iterate
+
+def mortal(i, *rest):
+    if i == {iteration}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return iterate(i, *rest)
+rm.iterate = mortal
+rm.main()"""
+POISONED = """
+import torch, ragen_mini as rm
+clip, calls = torch.nn.utils.clip_grad_norm_, []
+
+def poisoned(params, *rest):
     params = list(params)
-    poisoned.calls += 1
-    if poisoned.calls == {call}:
+    calls.append(1)
+    if len(calls) == {call}:
         params[0].grad[0, 0] = float("nan")
-    return step(params, *args)
-poisoned.calls = 0
+    return clip(params, *rest)
 torch.nn.utils.clip_grad_norm_ = poisoned
-sys.argv = ["ragen_mini.py", *sys.argv[1:]]
-runpy.run_path({script!r}, run_name="__main__")"""
+rm.main()"""
 
 
-def start(*args, script=(str(ROOT / "ragen_mini.py"),), **how):  # -> process, which writes to files: a full pipe would stop it
-    out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
-    process = subprocess.Popen([sys.executable, *script, *map(str, args)], stdout=out, stderr=err, cwd=ROOT, **how)
-    process.files = out, err
+# --------------------------------------------------------------------------------------------------- processes
+def start(*args, program=("ragen_mini.py",), **how):  # -> process; it writes to files: a full pipe would stop it
+    process_files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    how = dict(stdout=process_files[0], stderr=process_files[1]) | how
+    process = subprocess.Popen([sys.executable, *program, *map(str, args)], cwd=ROOT, **how)
+    process.files = process_files
     return process
 
 
 def finish(process):  # -> exit code, stdout, the lines of stderr without progress bars
-    process.wait()
-    out, err = (file.seek(0) or file.read() for file in process.files)
-    lines = [line for line in re.split(r"[\r\n]+", err) if line.strip() and not re.search(r"\d+%\|| \[\d\d:\d\d<|it/s", line)]
-    return process.returncode, out, lines
+    process.wait(LONG)
+    texts = []
+    for file in process.files:
+        file.seek(0)
+        texts.append(file.read())
+    lines = re.split(r"[\r\n]+", texts[1])
+    lines = [line for line in lines if line.strip() and not re.search(r"\d+%\|| \[\d\d:\d\d<|it/s", line)]
+    return process.returncode, texts[0], lines
 
 
 def run(*args, **how):
     return finish(start(*args, **how))
 
 
-def logged(out):  # -> rows in the log so far, of a run that may not have begun
-    return len(plots.load(out)[1]) if (out / "config.json").exists() and (out / "log.jsonl").exists() else 0
+def finished(*args):
+    code, _, lines = run(*args)
+    assert code == 0, lines
+
+
+def wait_until(condition, process):
+    began = time.time()
+    while not condition():
+        assert process.poll() is None, finish(process)
+        assert time.time() - began < LONG
+        time.sleep(0.001)
+
+
+def one_line(result, *words):  # the run ended as a user's mistake or bad luck should: one line that says what to do
+    code, _, lines = result
+    assert code == 2 and len(lines) == 1, (code, lines)
+    assert all(word in lines[0] for word in words), lines[0]
+    return lines[0]
+
+
+# ------------------------------------------------------------------------------------------------- equal runs
+def rows_of(out):  # -> finished rows of the log, of a run that may not have begun or died in mid-write
+    file = Path(out, "log.jsonl")
+    text = file.read_text(errors="replace") if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def untimed(rows):
+    return [{key: x for key, x in row.items() if not key.startswith("seconds")} for row in rows]
 
 
 def equal(a, b):
@@ -78,312 +125,362 @@ def equal(a, b):
     return a == b
 
 
-def same(one, other):  # two run folders -> "" or what differs
-    rows = [[{key: x for key, x in row.items() if not key.startswith("seconds")} for row in plots.load(run)[1]]
-            for run in (one, other)]
-    files = [[Path(run, name).read_bytes() for name in ("samples.jsonl", "checkpoint/model.safetensors")] for run in (one, other)]
-    states = [torch.load(Path(run, "checkpoint/trainer.pt"), weights_only=True) for run in (one, other)]
-    parts = [{name: x for name, x in state.items() if name != "config" and name not in plots.LOGS} for state in states]
-    return " ".join(what for what, ok in (("log", rows[0] == rows[1]), ("samples", files[0][0] == files[1][0]),
-                                          ("weights", files[0][1] == files[1][1]), ("trainer.pt", equal(*parts)),
-                                          ("leftovers", not Path(one, "checkpoint.new").exists())) if not ok)
+def same(one, other):  # two folders of runs -> "" or what differs
+    wrong = []
+    if untimed(rows_of(one)) != untimed(rows_of(other)):
+        wrong.append("log.jsonl")
+    for name in ("samples.jsonl", "xray.json", "checkpoint/model.safetensors"):
+        if Path(one, name).read_bytes() != Path(other, name).read_bytes():
+            wrong.append(name)
+    states = [torch.load(Path(out, "checkpoint/trainer.pt"), weights_only=True) for out in (one, other)]
+    for state, out in zip(states, (one, other)):
+        del state["config"]  # has the name of the folder
+        for name, text in state.pop("logs").items():
+            if Path(out, name).read_text() != text:
+                wrong.append(f"{name} in {out}/checkpoint/trainer.pt")
+    wrong += [name for name in states[0].keys() | states[1].keys() if not equal(states[0].get(name), states[1].get(name))]
+    wrong += [name for name in ("checkpoint.new", "trainer.new") if Path(one, name).exists()]
+    return " ".join(wrong)
 
 
-def one_line(result, *words):  # the run ended as a user's mistake or bad luck should: one line that says what to do
-    code, _, lines = result
-    assert code == 2 and len(lines) == 1 and all(word in lines[0] for word in words), (code, lines)
-    return lines[0]
+def assert_same(one, other):
+    assert not same(one, other), f"{one} and {other} differ in {same(one, other)}"
 
 
-# ------------------------------------------------------------------------------------------------------------- kills
-def kill_once(args, out, delay, dice, env):  # -> phase in which the process died, or None if it was faster
-    """delay: seconds after which it is killed; a string "save": as soon as the k-th checkpoint is being written."""
-    process, began, saves, seen = start(*args, env=env), time.time(), dice.randrange(1, 4), False
+# ------------------------------------------------------------------------------------------------------ kills
+def kill_once(args, out, seconds, dice):  # -> where the process died
+    """After so many seconds; or, where seconds is None, as soon as one of its first checkpoints is being written."""
+    process = start(*args)
+    began = time.time()
+    saves, was_writing = dice.randrange(1, 4), False
     while process.poll() is None:
-        writing = (out / "checkpoint.new").exists()
-        saves, seen = saves - (writing and not seen), writing
-        if delay != "save" and time.time() - began > delay or delay == "save" and writing and saves <= 0:
-            time.sleep(dice.random() * 0.02 if delay == "save" else 0)
-            process.send_signal(signal.SIGKILL)
+        writing = Path(out, "checkpoint.new").exists()
+        saves -= writing and not was_writing
+        was_writing = writing
+        now = writing and saves <= 0 if seconds is None else time.time() - began > seconds
+        if now:
+            if seconds is None:
+                time.sleep(dice.random() * 0.02)
+            process.kill()
             break
         time.sleep(0.0005)
     code, _, lines = finish(process)
-    assert code in (0, -9), lines
+    assert code in (0, -signal.SIGKILL), lines
     if code == 0:
-        return None
-    if not (out / "config.json").exists():
+        return "too late"
+    if not Path(out, "config.json").exists():
         return "before the run folder"
-    if (out / "checkpoint.new").exists():
+    if Path(out, "checkpoint.new").exists():
         return "while a checkpoint was written"
-    return "in training" if logged(out) > 1 else "before the first iteration"
+    return "in training" if len(rows_of(out)) > 1 else "before the first iteration"
 
 
-def kills(count, work, model="tiny", settings=("--algo ppo", "--algo grpo", "--algo ppo --online-k 2", "--algo grpo --online-k 2"),
-          cold=0, seed=0):
-    """`count` runs, killed one to three times each and resumed; of those, `cold` in their cold start, too."""
-    dice, phases, references, bad = random.Random(seed), {}, {}, []
+def kills(work, count=32, seed=0):
+    """Runs that are killed one to three times each. Their user resumes them; if there is no checkpoint yet, anew."""
+    dice = random.Random(seed)
+    settings = ("--algo ppo", "--algo grpo", "--algo ppo --online-k 2", "--algo grpo --online-k 2 --starpo-s")
+    phases, whole, bad = Counter(), {}, []
     for number in range(count):
         setting = settings[number % len(settings)]
-        flags = ["--env", "frozenlake", *setting.split(), *SMALL, "--model", model]
-        if setting not in references:
-            references[setting], began = work / f"reference-{len(references)}", time.time()
-            assert run(*flags, "--out", references[setting])[0] == 0
-            seconds = time.time() - began
-        out, env = work / f"killed-{number}", dict(os.environ)
-        if number < cold:
-            env["XDG_CACHE_HOME"] = str(work / f"cache-{number}")
+        flags = [*SMALL, *setting.split()]
+        if setting not in whole:
+            began = time.time()
+            reference = work / f"whole-{len(whole)}"
+            finished(*flags, "--out", reference)
+            whole[setting] = reference, time.time() - began
+        reference, duration = whole[setting]
+        out = work / f"killed-{number}"
         args = [*flags, "--out", out]
-        for attempt in range(dice.randrange(1, 4)):
-            delay = "save" if dice.random() < 0.4 else dice.uniform(0, 60 if number < cold and not attempt else seconds)
-            phase = kill_once(args, out, delay, dice, env)
-            phases[phase or "too late"] = phases.get(phase or "too late", 0) + 1
-            if (out / "config.json").exists():
+        for _ in range(dice.randrange(1, 4)):
+            seconds = None if dice.random() < 0.4 else dice.uniform(0, duration)
+            phases[kill_once(args, out, seconds, dice)] += 1
+            if Path(out, "checkpoint/trainer.pt").exists():
                 args = ["--resume", out]
-        code, _, lines = run(*args, env=env)
-        difference = lines if code else same(out, references[setting])
-        bad += [(number, setting, difference)] if difference else []
+            else:
+                shutil.rmtree(out, ignore_errors=True)
+        code, _, lines = run(*args)
+        difference = " ".join(lines) if code else same(out, reference)
+        if difference:
+            bad.append((number, setting, difference))
         print(f"run {number + 1} of {count}, {setting}: {difference or 'equal'}", flush=True)
-    print(f"kills: {count} runs, {count - len(bad)} equal to the uninterrupted one; killed " +
-          ", ".join(f"{phase} {n} x" for phase, n in phases.items()))
+    where = ", ".join(f"{phase} {times} x" for phase, times in phases.items())
+    print(f"kills: {count} runs, {count - len(bad)} equal to the uninterrupted one; killed {where}")
     assert not bad, bad
-    return phases
 
 
-def signals(work, model="tiny"):
-    """SIGINT and SIGTERM: the iteration is finished and saved, the resume command printed, exit 130 and 143."""
-    flags = ["--env", "frozenlake", *SMALL, "--model", model]
-    assert run(*flags, "--out", work / "whole")[0] == 0
-    for number in (signal.SIGINT, signal.SIGTERM):
-        out = work / f"signal-{number}"
-        process = start(*flags, "--out", out)
-        while process.poll() is None and not logged(out):
-            time.sleep(0.001)
-        process.send_signal(number)
-        code, said, lines = finish(process)
-        assert code == 128 + number and f"--resume {out}" in said and not any("Traceback" in line for line in lines), (code, lines)
-        assert logged(out) < 6
-        assert run("--resume", out)[0] == 0 and not same(out, work / "whole"), same(out, work / "whole")
-    print("signals: SIGINT exits with 130, SIGTERM with 143, both resume to equal runs")
+# ---------------------------------------------------------------------------------------------------- signals
+def send(number, out, flags, **how):  # -> the process; a long run gets the signal after its first iteration
+    process = start(*flags, "--iterations", 10 ** 6, "--out", out, **how)
+    wait_until(lambda: len(rows_of(out)) > 1, process)
+    if process.stdout:  # the reader of the pipe has gone
+        process.stdout.close()
+    process.send_signal(number)
+    return process
 
 
-# -------------------------------------------------------------------------------------------------------------- disk
-def file_limit(work, model="tiny"):
-    """No file may grow beyond what the first checkpoint needs (RLIMIT_FSIZE: no root needed): the second one fails."""
-    flags = ["--env", "frozenlake", *SMALL, "--model", model]
-    assert run(*flags, "--out", work / "whole")[0] == 0
-    limit, out = (work / "whole/checkpoint/trainer.pt").stat().st_size - 5000, work / "limited"
-    result = run(*flags, "--out", out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+def signals(work):
+    """SIGINT and SIGTERM: the iteration is finished and saved, the command to go on is printed, exit 130 and 143.
+    Ctrl-C in `python ragen_mini.py | tee log` ends tee, too: nobody reads what the run still has to say."""
+    flags = [*SMALL, "--eval-every", 1]
+    for name, number, how in (("sigint", signal.SIGINT, {}), ("sigterm", signal.SIGTERM, {}),
+                              ("tee", signal.SIGINT, {"stdout": subprocess.PIPE})):
+        out = work / name
+        code, said, lines = finish(send(number, out, flags, **how))
+        if name != "tee":
+            assert code == 128 + number and f"--resume {out}" in said and not lines, (code, said, lines)
+        done = len(rows_of(out)) - 1
+        finished("--resume", out, "--iterations", done + 1)
+        finished(*flags, "--iterations", done + 1, "--out", work / f"{name}-whole")
+        assert_same(out, work / f"{name}-whole")
+    print("signals: SIGINT exits with 130, SIGTERM with 143; both, and a Ctrl-C that ends tee, too, resume to equal runs")
+
+
+# ------------------------------------------------------------------------------------------------------- disk
+def file_limit(work):
+    """No file may grow to what the second checkpoint needs, with Adam's state (RLIMIT_FSIZE: no root needed)."""
+    whole, out = work / "whole", work / "limited"
+    finished(*SMALL, "--out", whole)
+    limit = (whole / "checkpoint/trainer.pt").stat().st_size - 5000
+    result = run(*SMALL, "--out", out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     one_line(result, "cannot save", f"--resume {out}")
-    rm.transformers.AutoModelForCausalLM.from_pretrained(out / "checkpoint")
-    assert run("--resume", out)[0] == 0 and not same(out, work / "whole"), same(out, work / "whole")
+    transformers.AutoModelForCausalLM.from_pretrained(out / "checkpoint")
+    finished("--resume", out)
+    assert_same(out, whole)
 
 
-def disk(work, model="tiny", rooms=(0.02, 0.5, 1, 2, 3, 4, 5, 6, 7, 8), fills=5):
-    """Runs on a tmpfs (root) of so many MB; and on one that somebody else fills while the run writes its log."""
-    file_limit(work, model)
-    counted, dice = {"at a limit of the file size": 1}, random.Random(0)
-    for number, room in enumerate((*rooms, *[30] * fills)):
-        mount, out, flags = work / "tmpfs", work / "tmpfs/run", ["--env", "frozenlake", *SMALL, "--model", model]
-        mount.mkdir(exist_ok=True)
+def fill(folder):
+    with open(folder / "filler", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+
+
+def disk(work, rooms=(0.02, 0.5, 1, 2, 3, 4, 5, 6, 7, 8), fills=5):
+    """Runs on a tmpfs (root) of so many MB; and on a large one that somebody else fills while the run writes."""
+    file_limit(work)
+    counted, dice = Counter({"at a limit of the file size": 1}), random.Random(0)
+    mount = work / "tmpfs"
+    mount.mkdir()
+    large = 30
+    for number, room in enumerate([*rooms, *[large] * fills]):
+        iterations = 60 if room == large else 6
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(room * 1024)}k", "tmpfs", mount], check=True)
         try:
-            process = start(*flags, *["--iterations", "60"] * (room == 30), "--out", out)
-            if room == 30:
+            out = mount / "run"
+            process = start(*SMALL, "--iterations", iterations, "--out", out)
+            if room == large:
                 enough = dice.randrange(3, 30)
-                while process.poll() is None and logged(out) < enough:
-                    time.sleep(0.001)
-                with open(mount / "filler", "wb", buffering=0) as filler:
-                    try:
-                        while filler.write(bytes(4096)):
-                            pass
-                    except OSError:
-                        pass
+                wait_until(lambda: len(rows_of(out)) >= enough, process)
+                fill(mount)
             result = finish(process)
             line = one_line(result) if result[0] else "had room for everything"
             what = re.search("cannot save|had room|No space left", line)[0]
             saved = (out / "checkpoint/trainer.pt").exists()
-            what += ", a checkpoint there" if saved else ", nothing saved yet"
-            counted[what] = counted.get(what, 0) + 1
-            if saved:  # the previous checkpoint loads, and where there is room the run goes on
-                rm.transformers.AutoModelForCausalLM.from_pretrained(out / "checkpoint")
+            counted[f"{what}, {'a checkpoint there' if saved else 'nothing saved yet'}"] += 1
+            if saved:  # the last checkpoint loads, and where there is room the run goes on
+                transformers.AutoModelForCausalLM.from_pretrained(out / "checkpoint")
                 moved = shutil.copytree(out, work / f"moved-{number}")
-                code, _, lines = run("--resume", moved, "--iterations", 6 if room != 30 else 60)
-                assert code == 0, lines
-                assert room == 30 or not same(moved, work / "whole"), same(moved, work / "whole")
+                finished("--resume", moved, "--iterations", iterations)
+                if room != large:
+                    assert_same(moved, work / "whole")
         finally:
             subprocess.run(["umount", mount], check=True)
-    print("disk:", "; ".join(f"{what}: {n}" for what, n in counted.items()))
+    print("disk:", "; ".join(f"{what}: {times}" for what, times in counted.items()))
 
 
-# ------------------------------------------------------------------------------------------------------------ parser
-PIECES = ["<think>", "</think>", "<answer>", "</answer>", "||", "|", "Up", "down", " LEFT ", "Right", "Teacher", "Jump", "", " ", "\n",
-          "\0", "é", "\u202e", "\ud800", "😀", "İ", "<", ">", "think", "<|im_end|>", "<ANSWER>", "\x1c", "a" * 50, "&lt;"]
+# ----------------------------------------------------------------------------------------------------- parser
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "||", "|", "Up", "down", " LEFT ", "Right", "Teacher", "Jump",
+          "", " ", "\n", "\0", "é", "\u202e", "\ud800", "😀", "İ", "<", ">", "think", "<|im_end|>", "<ANSWER>", "\x1c",
+          "a" * 50, "&lt;"]
 
 
 def by_hand(text, actions, limit):  # the same grammar without a regular expression for it
     parts = re.split("(</?think>|</?answer>)", text)
-    if parts[1::2] != ["<think>", "</think>", "<answer>", "</answer>"] or parts[0] or parts[4].strip() or parts[8].strip():
+    if parts[1::2] != ["<think>", "</think>", "<answer>", "</answer>"]:
+        return None
+    if parts[0] or parts[4].strip() or parts[8].strip():
         return None
     names = {action.lower(): action for action in actions}
     words = [word.strip().lower() for word in parts[6].split("||")]
     return [names[word] for word in words][:limit] if all(word in names for word in words) else None
 
 
-def model_texts(count):  # -> what a random and a taught model write, at three temperatures, up to `count` turns
-    from conftest import random_llama, teach
-    tok, texts = transformers.AutoTokenizer.from_pretrained(rm.TOKENIZER), []
-    taught = teach(random_llama(len(tok), sharpen=1), tok)
+def written_by_models(count):  # -> that many answers of a random model and of tiny, at three temperatures
+    from conftest import random_llama
+    tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
+    tiny = transformers.AutoModelForCausalLM.from_pretrained(rm.TINY)
+    texts = []
     for seed in itertools.count():
-        for model, temperature in itertools.product((random_llama(len(tok)), taught), (0.7, 1.0, 2.0)):
-            cfg = rm.Config(model="tiny", device="cpu", max_new_tokens=48, no_think=seed % 2 == 1)
-            trajs = rm.rollout(model, tok, ("frozenlake", "sokoban", "bandit")[seed % 3], range(300, 316), 16, cfg, seed, temperature)
+        cfg = rm.Config(model="tiny", device="cpu", max_new_tokens=48, no_think=seed % 2 == 1)
+        world = ("frozenlake", "sokoban", "bandit")[seed % 3]
+        for model, temperature in itertools.product((random_llama(len(tok)), tiny), (0.7, 1.0, 2.0)):
+            trajs = rm.rollout(model, tok, world, range(300, 302), 16, cfg, seed, temperature)
             texts += [turn["answer"] for traj in trajs for turn in traj.turns]
             if len(texts) >= count:
                 return texts[:count]
 
 
-def parser(count, seed=0, generated=None):
-    """Random, adversarial and model-written strings: never an exception, never too many or unknown actions, and the same
-    verdict as a parser written by hand."""
-    dice, valid, longest, began = random.Random(seed), 0, 0, time.time()
-    generated = count // 10 if generated is None else generated
-    written = model_texts(generated) if generated else []
+def some_text(kind, dice):
+    if kind == 0:  # pieces in any order
+        return "".join(dice.choices(PIECES, k=dice.randrange(12)))
+    if kind == 1:  # almost right: a valid answer with a few edits
+        words = dice.choices(["Up", "down", " LEFT ", "Right"], k=dice.randrange(1, 9))
+        parts = ["<think>", dice.choice(PIECES), "</think>", dice.choice(["", " ", "\n"]), "<answer>", "||".join(words),
+                 "</answer>"]
+        for _ in range(dice.randrange(3)):
+            where = dice.randrange(len(parts))
+            parts[where:where + dice.randrange(2)] = [dice.choice(PIECES)]
+        return "".join(parts)
+    if kind == 2:  # any characters
+        return "".join(chr(dice.randrange(0x110000)) for _ in range(dice.randrange(40)))
+    storm = dice.choice(PIECES[:8]) * dice.randrange(12000 if dice.random() < 0.04 else 40)  # up to 100 kB
+    return dice.choice(["", "<think></think><answer>Up||"]) + storm + dice.choice(["", "</answer>"])
+
+
+def parser(work=None, count=200_000, seed=0, written=None):
+    """Random, hostile and model-written strings: never an exception, and always the verdict of the parser by hand."""
+    dice, began = random.Random(seed), time.time()
+    written = written_by_models(count // 10 if written is None else written)
+    valid = longest = 0
     for number in range(count):
-        kind = number % 4
-        if number < len(written):
-            text = written[number]
-        elif kind == 0:  # pieces in any order
-            text = "".join(dice.choices(PIECES, k=dice.randrange(12)))
-        elif kind == 1:  # almost right: a valid answer with a few edits
-            words = dice.choices(["Up", "down", " LEFT ", "Right"], k=dice.randrange(1, 9))
-            parts = ["<think>", dice.choice(PIECES), "</think>", dice.choice(["", " ", "\n"]), "<answer>", "||".join(words), "</answer>"]
-            for _ in range(dice.randrange(3)):
-                where = dice.randrange(len(parts))
-                parts[where:where + dice.randrange(2)] = [dice.choice(PIECES)]
-            text = "".join(parts)
-        elif kind == 2:  # any characters
-            text = "".join(chr(dice.randrange(0x110000)) for _ in range(dice.randrange(40)))
-        else:  # storms of one piece, up to 100 kB now and then
-            text = dice.choice(PIECES[:8]) * dice.randrange(12000 if number % 100 == 3 else 40)
-            text = dice.choice(["", "<think></think><answer>Up||"]) + text + dice.choice(["", "</answer>"])
+        text = written[number] if number < len(written) else some_text(number % 4, dice)
         actions, limit = dice.choice([(envs.Sokoban.actions, 5), (envs.FrozenLake.actions, 1), (("Teacher", "Engineer"), 2)])
         found = rm.parse_answer(text, actions, limit)
-        assert found is None or 0 < len(found) <= limit and set(found) <= set(actions), (text, found)
         assert found == by_hand(text, actions, limit), (text, found)
-        valid, longest = valid + (found is not None), max(longest, len(text))
-    print(f"parser: {count} strings ({len(written)} written by models, {valid} valid, the longest of {longest} characters), "
-          f"{time.time() - began:.0f} s: no exception, every verdict that of the parser by hand")
+        assert found is None or (0 < len(found) <= limit and set(found) <= set(actions)), (text, found)
+        valid += found is not None
+        longest = max(longest, len(text))
+    print(f"parser: {count} strings ({len(written)} written by models, {valid} valid, the longest of {longest} "
+          f"characters), {time.time() - began:.0f} s: no exception, every verdict that of the parser by hand")
+    return valid
 
 
-# ------------------------------------------------------------------------------------------------------------- cache
-def cache(work, make="import ragen_mini; print(ragen_mini.tiny_folder())", processes=2):
-    """Two first runs at once, then with files of the cache cut off: always one whole model of the same bytes."""
-    env = os.environ | {"XDG_CACHE_HOME": str(work / "cache")}
-    results = [finish(process) for process in [start(make, script=["-c"], env=env) for _ in range(processes)]]
-    folders = {out.strip() for _, out, _ in results}
-    assert [code for code, _, _ in results] == [0] * processes and len(folders) == 1, results
-    folder = Path(folders.pop())
-    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name], "leftovers"
-    for name in ("model.safetensors", "tokenizer.json"):
-        (folder / name).write_bytes(whole[name][:len(whole[name]) // 2])
-        code, _, lines = run(make, script=["-c"], env=env)
-        assert code == 0 and {path.name: path.read_bytes() for path in folder.iterdir()} == whole, (name, lines)
-    print(f"cache: {processes} first runs at once share one folder; a cut-off model.safetensors and tokenizer.json were made again, "
-          "all bytes as before")
-
-
-# ------------------------------------------------------------------------------------------------------------ poison
-def poison(work, model="tiny", algos=("ppo", "grpo")):
+# ----------------------------------------------------------------------------------------------------- poison
+def poison(work):
     """One NaN in the gradient of a late update: the run stops before the step, and goes on from the state before."""
-    for algo in algos:
-        flags = ["--env", "frozenlake", "--algo", algo, *SMALL, "--model", model]
-        assert run(*flags, "--out", work / f"clean-{algo}")[0] == 0
-        out, call = work / f"poisoned-{algo}", 7 * (2 if algo == "ppo" else 1)
-        code = POISON.format(call=call, script=str(ROOT / "ragen_mini.py"))
-        one_line(run(code, *flags, "--out", out, script=["-c"]), "not finite", f"--resume {out}")
-        assert 1 < logged(out) < 7
-        assert run("--resume", out)[0] == 0 and not same(out, work / f"clean-{algo}"), same(out, work / f"clean-{algo}")
-    print(f"poison: a NaN in a gradient stopped {len(algos)} runs before the step; resumed, they equal the clean ones")
+    for algo in ("ppo", "grpo"):
+        flags = [*SMALL, "--algo", algo]
+        finished(*flags, "--out", work / f"clean-{algo}")
+        call = 14 if algo == "ppo" else 7  # PPO clips two gradients a step
+        out = work / f"poisoned-{algo}"
+        result = run(*flags, "--out", out, program=["-c", POISONED.format(call=call)])
+        one_line(result, "not finite", f"--resume {out}")
+        assert 1 < len(rows_of(out)) < 7
+        finished("--resume", out)
+        assert_same(out, work / f"clean-{algo}")
+    print("poison: a NaN in a gradient stopped 2 runs before the step; resumed, they equal the clean ones")
 
 
-# ------------------------------------------------------------------------------------------------------------ damage
-class Evil:
+# ----------------------------------------------------------------------------------------------------- damage
+TRAINER = "checkpoint/trainer.pt"
+
+
+class Evil:  # unpickled, it would run a command
     def __reduce__(self):
         return os.system, ("touch pwned",)
 
 
-def damage(work, model="tiny"):
-    """Files cut off, foreign or edited, then --resume: one line that says what is wrong, or a run equal to the whole one."""
-    flags = ["--env", "frozenlake", *SMALL, "--model", model]
-    whole, half, other = work / "whole", work / "half", work / "other"
-    for out, more in ((whole, ()), (half, ()), (other, ("--seed", 1)), (work / "grpo", ("--algo", "grpo"))):
-        assert run(*flags, *more, "--out", out)[0] == 0
-    shutil.rmtree(half)
-    process = start(*flags, "--out", half)
-    while process.poll() is None and logged(half) < 4:
-        time.sleep(0.001)
-    process.kill()
-    finish(process)
-    trainer, evil, counted = "checkpoint/trainer.pt", work / "evil.pt", {"error": 0, "equal": 0}
-    torch.save({"policy": Evil()}, evil)
+def cut(name, share):
+    def spoil(run):
+        file = Path(run, name)
+        file.write_bytes(file.read_bytes()[:int(share * file.stat().st_size)])
+    return spoil
 
-    def cut(name, share):
-        return lambda run: (run / name).write_bytes((run / name).read_bytes()[:int(len((run / name).read_bytes()) * share)])
 
-    def edit(old, new):
-        return lambda run: (run / "config.json").write_text((run / "config.json").read_text().replace(old, new))
+def put(name, content):  # a Path: that file; else something to be pickled
+    def spoil(run):
+        if isinstance(content, Path):
+            shutil.copy(content, Path(run, name))
+        else:
+            torch.save(content, Path(run, name))
+    return spoil
 
-    def take(name, source):
-        return lambda run: shutil.copy(source, run / name)
 
-    cases = [("error", *case) for case in (
-        ("trainer.pt empty", cut(trainer, 0)), ("trainer.pt cut", cut(trainer, 0.5)), ("trainer.pt cut", cut(trainer, 0.999)),
-        ("trainer.pt is text", take(trainer, whole / "log.jsonl")), ("trainer.pt is a model", take(trainer, whole / "checkpoint/model.safetensors")),
-        ("trainer.pt of another seed", take(trainer, other / trainer)), ("trainer.pt of GRPO", take(trainer, work / "grpo" / trainer)),
-        ("trainer.pt with code", take(trainer, evil)), ("no trainer.pt", lambda run: (run / trainer).unlink()),
-        ("config of another world", edit('"frozenlake"', '"sokoban"')), ("config of another algorithm", edit('"ppo"', '"grpo"')),
-        ("config cut", cut("config.json", 0.5)), ("config empty", cut("config.json", 0)),
-        ("config with an unknown option", edit('"env"', '"enviroment"')), ("no config", lambda run: (run / "config.json").unlink()),
-        ("config of another seed", take("config.json", other / "config.json")))]
-    cases += [("equal", *case) for case in (
-        ("log with half a last line", cut("log.jsonl", 0.97)), ("log cut in the middle", cut("log.jsonl", 0.4)),
-        ("log with a false row", lambda run: open(run / "log.jsonl", "a").write('{"iteration": 99}\n')),
-        ("log not text", take("log.jsonl", whole / trainer)), ("no samples", lambda run: (run / "samples.jsonl").unlink()),
-        ("a checkpoint half written", lambda run: shutil.copytree(run / "checkpoint", run / "checkpoint.new") and
-            cut("checkpoint.new/trainer.pt", 0.3)(run)),
-        ("model.safetensors cut", cut("checkpoint/model.safetensors", 0.5)), ("nothing", lambda run: None))]
-    for number, (verdict, what, spoil) in enumerate(cases):
-        out = shutil.copytree(half, work / f"damaged-{number}")
+def delete(name):
+    return lambda run: Path(run, name).unlink()
+
+
+def half_a_checkpoint(run):  # a process died while it wrote one
+    shutil.copytree(run / "checkpoint", run / "checkpoint.new")
+    cut("checkpoint.new/model.safetensors", 0.3)(run)
+    shutil.copy(run / TRAINER, run / "trainer.new")
+    cut("trainer.new", 0.3)(run)
+
+
+def false_row(run):
+    with open(run / "log.jsonl", "a") as file:
+        file.write('{"iteration": 99}\n')
+
+
+ERRORS = {  # what was damaged: how; --resume is then one line that says what to do
+    "trainer.pt empty": cut(TRAINER, 0),
+    "trainer.pt cut": cut(TRAINER, 0.5),
+    "trainer.pt cut at its end": cut(TRAINER, 0.999),
+    "trainer.pt is text": put(TRAINER, ROOT / "README.md"),
+    "trainer.pt is a model": put(TRAINER, rm.TINY / "model.safetensors"),
+    "trainer.pt with code": put(TRAINER, {"policy": Evil()}),
+    "trainer.pt a list": put(TRAINER, ["foreign"]),
+    "trainer.pt without settings": put(TRAINER, {"config": {}}),
+    "no trainer.pt": delete(TRAINER),
+    "no folder": shutil.rmtree,
+}
+HARMLESS = {  # what was damaged: how; trainer.pt has all of it, too
+    "log with half a last line": cut("log.jsonl", 0.97),
+    "log cut in the middle": cut("log.jsonl", 0.4),
+    "log with a false row": false_row,
+    "log not text": put("log.jsonl", rm.TINY / "model.safetensors"),
+    "no samples": delete("samples.jsonl"),
+    "samples cut": cut("samples.jsonl", 0.5),
+    "config cut": cut("config.json", 0.5),
+    "no config": delete("config.json"),
+    "a checkpoint half written": half_a_checkpoint,
+    "model.safetensors cut": cut("checkpoint/model.safetensors", 0.5),
+    "nothing": lambda run: None,
+}
+
+
+def damage(work):
+    """Files cut off, foreign or deleted, then --resume: one line that says what to do, or a run equal to the whole one."""
+    whole, half = work / "whole", work / "half"
+    finished(*SMALL, "--out", whole)
+    code, _, lines = run(*SMALL, "--out", half, program=["-c", DIES.format(iteration=4)])
+    assert code == -signal.SIGKILL and len(rows_of(half)) == 4, lines
+    for what, spoil in (ERRORS | HARMLESS).items():
+        out = shutil.copytree(half, work / what.replace(" ", "-"))
         spoil(out)
         result = run("--resume", out)
-        if verdict == "error":
+        if what in ERRORS:
             line = one_line(result)
         else:
-            assert result[0] == 0 and not same(out, whole), (what, result, same(out, whole))
+            assert result[0] == 0, result
+            assert_same(out, whole)
             line = "equal to the whole run"
-        counted[verdict] += 1
         print(f"  {what}: {line}", flush=True)
     for given in (["--env", "sokoban"], ["--seed", "1"], ["--model", "tiny"], ["--algo", "grpo"], ["--out", "x"]):
-        one_line(run("--resume", half, *given), given[0][2:])
+        one_line(run("--resume", half, *given), "cannot change", given[0][2:])
     assert not (ROOT / "pwned").exists(), "a pickle was executed"
-    print(f"damage: {counted['error']} damaged runs and 5 contradicting options gave a one-line error, {counted['equal']} went on to equal runs")
+    print(f"damage: {len(ERRORS)} damaged runs and 5 contradicting options gave a one-line error, {len(HARMLESS)} went on "
+          "to equal runs")
+
+
+def main():
+    parts = {part.__name__: part for part in (parser, kills, signals, disk, poison, damage)}
+    arguments = argparse.ArgumentParser("survive.py", description=__doc__.partition("\n")[0])
+    arguments.add_argument("part", nargs="?", choices=parts)
+    arguments.add_argument("count", nargs="?", type=int, help="of strings (parser) or runs (kills)")
+    args = arguments.parse_args()
+    if args.count and args.part not in ("parser", "kills"):
+        arguments.error("a count is for parser or kills")
+    count = {"count": args.count} if args.count else {}
+    torch.set_num_threads(2)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in [args.part] if args.part else parts:
+            work = Path(folder, name)
+            work.mkdir()
+            parts[name](work, **count)
 
 
 if __name__ == "__main__":
-    todo = {"parser": parser, "kills": kills, "signals": signals, "disk": disk, "poison": poison, "damage": damage, "cache": cache}
-    arguments = argparse.ArgumentParser("survive.py", description="A run is never lost, and never lies: all of it, or one part.")
-    arguments.add_argument("part", nargs="?", choices=todo)
-    arguments.add_argument("number", nargs="?", type=int, help="of strings (parser) or runs (kills)")
-    args = arguments.parse_args()
-    torch.set_num_threads(2)
-    with tempfile.TemporaryDirectory() as folder:
-        for name in [args.part] if args.part else todo:
-            work = Path(folder, name)
-            work.mkdir()
-            if name == "parser":
-                parser(args.number or 200_000)
-            elif name == "kills":
-                kills(args.number or 32, work, cold=2)
-            else:
-                todo[name](work)
+    main()

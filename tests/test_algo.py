@@ -1,7 +1,9 @@
 """Advantages, filter, losses and per-token quantities, against slow loops, hand-worked numbers and torch's own."""
 import copy
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +55,24 @@ def test_grpo_advantages_by_hand():
     assert adv[0].tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
     mean_only = rm.grpo_advantages(torch.tensor([[0.0, 0, 0, 1]]), "mean")
     assert mean_only.tolist()[0] == pytest.approx([-0.25, -0.25, -0.25, 0.75])
+
+
+def test_grpo_compares_within_the_group():
+    """Two groups with different means and spreads: over the whole batch, or over the wrong dimension, all would differ."""
+    R = torch.tensor([[0.0, 0, 0, 1], [10, 10, 10, 12]])
+    adv = rm.grpo_advantages(R)
+    assert adv.tolist()[0] == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
+    assert adv.tolist()[1] == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
+    assert rm.grpo_advantages(R, "mean").tolist()[1] == pytest.approx([-0.5, -0.5, -0.5, 1.5])
+
+
+def test_the_bandit_paradox_by_enumeration():
+    """One risky pull among 16, paid in a quarter of the cases: divided by the std its mean advantage is negative, else positive."""
+    def expected(norm):
+        paid, unpaid = (rm.grpo_advantages(torch.tensor([[0.15] * 15 + [x]]), norm)[0, 15].item() for x in (1.0, 0.0))
+        return 0.25 * paid + 0.75 * unpaid
+    assert expected("std") == pytest.approx(-3.75 / 2, abs=1e-3)
+    assert expected("mean") == pytest.approx(15 / 16 * (0.25 - 0.15), abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -0.1, 10.9, 0.15])
@@ -118,30 +138,58 @@ def test_value_loss_by_hand():
     assert loss.tolist() == pytest.approx([0.5 * 1.7 ** 2, 0.5 * 1.5 ** 2])
 
 
+@pytest.fixture(scope="module")
+def played(llama, tok):
+    """Two groups of four; the second one stops after two turns, so that lengths differ. A random model never answers
+    validly, so the returns are dealt out."""
+    trajs = []
+    for group, max_turns in enumerate((4, 2)):
+        trajs += rm.rollout(llama, tok, "frozenlake", [300 + group], 4, config(max_turns=max_turns), group, 1.0)
+    for k, (traj, bonus) in enumerate(zip(trajs, [0, 0, 0, 1, 0.3, 2, 0, 0.3])):
+        traj.group = k // 4
+        traj.reward[-1] += bonus
+        traj.turns[-1]["reward"] += bonus
+    return trajs
+
+
 @pytest.fixture
-def trajs(llama, tok, cfg):
-    return rm.rollout(llama, tok, "frozenlake", [300, 301], 4, cfg, 0, 1.0)
+def trajs(played):
+    return copy.deepcopy(played)
+
+
+def full_logits(model, traj, temperature=1.0):
+    """A plain forward pass over one whole trajectory: logits (n,V) and tokens (n,) of what the model wrote."""
+    ids = torch.tensor([traj.ids])
+    written = [t for t, mine in enumerate(traj.mask) if mine]
+    logits = model(input_ids=ids).logits[0, [t - 1 for t in written]] / temperature
+    return logits, ids[0, written]
+
+
+@pytest.fixture
+def models(llama, tok, cfg):
+    """The policy and a critic with learning rate 0, so that every gradient is of the same weights."""
+    cfg.algo = "ppo"
+    critic = rm.load_models(cfg).critic
+    policy = copy.deepcopy(llama)
+    optimizer = torch.optim.SGD([{"params": policy.parameters()}, {"params": critic.parameters()}], lr=0.0)
+    return rm.Models(policy, critic, None, optimizer, tok)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logp_and_entropy_are_categoricals(llama, tok, cfg, trajs, temperature):
+def test_logp_and_entropy_are_categoricals(llama, cfg, trajs, temperature):
     cfg.temperature = temperature
-    batch = rm.collate(trajs, "cpu")
-    logp, entropy = rm.token_logps(llama, batch, cfg)
-    logits = llama(input_ids=batch["ids"]).logits[:, :-1][batch["mask"]] / temperature
-    truth = torch.distributions.Categorical(logits=logits)
-    assert torch.allclose(logp, truth.log_prob(batch["ids"][:, 1:][batch["mask"]]), atol=1e-4)
-    assert torch.allclose(entropy, truth.entropy(), atol=1e-4)
+    logp, entropy = rm.token_logps(llama, rm.collate(trajs, "cpu"), cfg)
+    truth = [full_logits(llama, traj, temperature) for traj in trajs]
+    choice = torch.distributions.Categorical(logits=torch.cat([logits for logits, _ in truth]))
+    assert torch.allclose(logp, choice.log_prob(torch.cat([tokens for _, tokens in truth])), atol=1e-4)
+    assert torch.allclose(entropy, choice.entropy(), atol=1e-4)
 
 
-def test_values_are_of_the_context_before_the_token_and_flat(cfg, trajs):
-    cfg.algo = "ppo"
-    critic = rm.load_models(cfg)[0]["critic"]
-    batch = rm.collate(trajs, "cpu")
-    value = rm.token_values(critic, batch, cfg)
-    assert value.shape == (int(batch["mask"].sum()),), "(n,1) would broadcast against (n,)"
-    b, t = batch["mask"].nonzero()[5].tolist()
-    alone = critic(input_ids=batch["ids"][b:b + 1, :t + 1]).logits[0, -1, 0]
+def test_values_are_of_the_context_before_the_token_and_flat(models, trajs):
+    value = rm.token_values(models.critic, rm.collate(trajs, "cpu"))
+    assert value.shape == (sum(sum(traj.mask) for traj in trajs),), "(n,1) would broadcast against (n,)"
+    sixth = [t for t, mine in enumerate(trajs[0].mask) if mine][5]
+    alone = models.critic(input_ids=torch.tensor([trajs[0].ids[:sixth]])).logits[0, -1, 0]
     assert value[5].item() == pytest.approx(alone.item(), abs=1e-5)
 
 
@@ -165,70 +213,193 @@ def test_cached_rollout_against_a_fresh_full_forward(tok, cfg, heads):
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 4, cfg, 0, 1.5)
     assert len({turn["tokens"] for traj in trajs for turn in traj.turns}) > 3, "else the test shows nothing"
     for traj in trajs:
-        batch = rm.collate([traj], "cpu")
         with torch.no_grad():
-            logits = llama(input_ids=batch["ids"]).logits[:, :-1][batch["mask"]] / 1.5
+            logits, tokens = full_logits(llama, traj, 1.5)
         truth = torch.distributions.Categorical(logits=logits)
-        logp = truth.log_prob(batch["ids"][:, 1:][batch["mask"]])
-        assert torch.allclose(logp, batch["old_logp"][batch["mask"]], atol=1e-4)
+        old_logp = torch.tensor([logp for logp, mine in zip(traj.old_logp, traj.mask) if mine])
+        assert torch.allclose(truth.log_prob(tokens), old_logp, atol=1e-4)
         assert truth.entropy().sum().item() == pytest.approx(traj.entropy, rel=1e-4)
 
 
 def test_micro_batches_cover_every_row_once_and_bound_the_padding(trajs, monkeypatch):
     monkeypatch.setattr(rm, "MICRO_TOKENS", 300)
-    batch, seen = rm.collate(trajs, "cpu"), []
-    for rows, part in rm.micro_batches(batch, torch.arange(len(trajs))):
-        assert part["ids"].numel() <= 300 or len(rows) == 1
-        assert part["ids"].shape[1] == max(len(trajs[row].ids) for row in rows) == part["mask"].shape[1] + 1
-        seen += rows
-    assert sorted(seen) == list(range(len(trajs))) and len(seen) > 1
+    batch, covered = rm.collate(trajs, "cpu"), []
+    for rows, part in rm.micro_batches(batch, range(len(trajs))):
+        assert part["inputs"].numel() <= 300 or len(rows) == 1
+        assert part["inputs"].shape == part["mask"].shape == (len(rows), max(len(trajs[row].ids) for row in rows) - 1)
+        covered += rows
+    assert sorted(covered) == list(range(len(trajs))) and covered != sorted(covered)
+
+
+# ------------------------------------------------------------------------------ the gradient of a whole update
+def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the optimizer was given in every step
+    seen = []
+
+    class Spy(torch.optim.SGD):
+        def step(self):
+            weights = [weight for group in self.param_groups for weight in group["params"]]
+            seen.append(torch.cat([weight.grad.flatten() for weight in weights]))
+    parts = [part for part in (models.policy, models.critic) if part is not None]
+    models.optimizer = Spy([{"params": part.parameters()} for part in parts], lr=0.0)
+    batch = rm.compute_advantages(trajs, models, cfg)
+    rm.update(batch, models, cfg, 0)
+    return torch.stack(seen), batch
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_micro_batched_gradient_is_the_whole_batchs(cfg, trajs, algo, monkeypatch):
-    cfg.algo, cfg.rollouts, cfg.batch, grads = algo, 4, len(trajs), []
+def test_micro_batched_gradient_is_the_whole_batchs(models, cfg, trajs, algo, monkeypatch):
+    cfg.algo, cfg.rollouts, cfg.batch, found = algo, 4, len(trajs), []
+    if algo == "grpo":
+        models.critic = None
     for limit in (10 ** 9, 300):
         monkeypatch.setattr(rm, "MICRO_TOKENS", limit)
-        policy, critic, *_ = rm.load_models(cfg)[0].values()
-        seen = {}
-        class Spy(torch.optim.SGD):
-            def step(self):
-                seen["grad"] = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"]])
-        models = [policy] + ([critic] if critic is not None else [])
-        optimizer = Spy([{"params": m.parameters()} for m in models], lr=0.0)
-        batch = rm.score(trajs, None, critic, cfg)
-        rm.update(batch, policy, critic, optimizer, cfg, 0)
-        grads.append(seen["grad"])
-    assert grads[0].abs().max() > 1e-4
-    assert torch.allclose(grads[0], grads[1], atol=1e-5)
+        found.append(gradient_of_update(models, trajs, cfg)[0])
+    assert found[0].abs().max() > 1e-4 and torch.allclose(*found, atol=1e-5)
 
 
-def test_kl_penalty_in_the_reward(cfg, trajs, llama):
+def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, trajs, monkeypatch):
+    """Lengths differ, and the truth is a plain loop: dividing by rows times columns, pads and all, would shrink it."""
+    monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
+    models.critic, cfg.algo, cfg.rollouts, cfg.batch, cfg.entropy_coef = None, "grpo", 4, len(trajs), 0.0
+    (found,), batch = gradient_of_update(models, trajs, cfg)
+    assert len({len(traj.ids) for traj in trajs}) > 1
+    total, tokens = 0.0, 0
+    for row, traj in enumerate(trajs):
+        logits, written = full_logits(models.policy, traj)
+        adv = batch["adv"][row][batch["mask"][row]]
+        logp = logits.log_softmax(-1)[torch.arange(len(written)), written]
+        total, tokens = total - (adv * logp).sum(), tokens + len(written)
+    models.policy.zero_grad()
+    (total / tokens).backward()
+    truth = torch.cat([weight.grad.flatten() for weight in models.policy.parameters()])
+    assert truth.abs().max() > 1e-3 and torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
+
+
+def test_every_step_has_its_own_gradient(models, cfg, trajs):
+    """Learning rate 0, the same trajectories three times: without zero_grad the second gradient would be twice the first."""
+    cfg.rollouts, cfg.batch, cfg.epochs = 4, len(trajs), 3
+    grads, _ = gradient_of_update(models, trajs, cfg)
+    assert len(grads) == 3 and torch.allclose(grads[0], grads[1], atol=1e-5) and torch.allclose(grads[0], grads[2], atol=1e-5)
+
+
+def test_better_episodes_become_likelier(models, cfg, trajs):
+    """One step of gradient descent by hand: the objective sum A log pi rises. (A wrong sign of anything lowers it.)"""
+    cfg.rollouts, cfg.algo, cfg.batch, models.critic = 4, "grpo", len(trajs), None
+    models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
+    batch = rm.compute_advantages(trajs, models, cfg)
+    before = (batch["adv"] * rm.logps(models.policy, batch, cfg)).sum()
+    rm.update(batch, models, cfg, 0)
+    assert (batch["adv"] * rm.logps(models.policy, batch, cfg)).sum() > before + 0.01
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_advantage_stands_on_its_own_token(models, cfg, trajs, algo):
+    """Against a loop over one trajectory's lists, before any tensor: rewards to come minus value, or the group's number."""
+    cfg.rollouts, cfg.algo = 4, algo
+    batch = rm.compute_advantages(trajs, models, cfg)
+    truth = []
+    for row, traj in enumerate(trajs):
+        for t, mine in enumerate(traj.mask):
+            if mine:
+                value = batch["value"][row, t - 1].item() if algo == "ppo" else 0.0
+                group = [other.R for other in trajs if other.group == traj.group]
+                by_group = (traj.R - np.mean(group)) / (np.std(group, ddof=1) + 1e-6) if np.std(group) > 1e-4 else 0.0
+                truth.append(sum(traj.reward[t:]) - value if algo == "ppo" else by_group)
+    if algo == "ppo":
+        assert batch["ret"][batch["mask"]].tolist() == pytest.approx(
+            [sum(traj.reward[t:]) for traj in trajs for t, mine in enumerate(traj.mask) if mine], abs=1e-4)
+        truth = (np.array(truth) - np.mean(truth)) / np.std(truth)
+    assert batch["adv"][batch["mask"]].tolist() == pytest.approx(list(truth), abs=1e-3)
+    assert (batch["adv"][~batch["mask"]] == 0).all()
+
+
+def test_kl_penalty_in_the_reward(models, cfg, trajs, llama):
     """GRPO: every token bears the penalty that is still ahead of it, on top of the group's advantage."""
     cfg.algo, cfg.rollouts, cfg.kl_coef = "grpo", 4, 0.1
-    ref = copy.deepcopy(llama)
+    models.ref = copy.deepcopy(llama)
     with torch.no_grad():
-        ref.lm_head.weight.mul_(0.9)
-    batch = rm.score(trajs, ref, None, cfg)
-    R = torch.tensor([t.R for t in trajs]).view(-1, 4)
-    group = rm.grpo_advantages(R).flatten()
+        models.ref.lm_head.weight.mul_(0.9)
+    batch = rm.compute_advantages(trajs, models, cfg)
+    group = rm.grpo_advantages(torch.tensor([t.R for t in trajs]).view(-1, 4)).flatten()
     for b, traj in enumerate(trajs):
         where = batch["mask"][b].nonzero()[:, 0].tolist()
-        ref_logp = rm.token_logps(ref, rm.collate([traj], "cpu"), cfg)[0].tolist()
+        logits, tokens = full_logits(models.ref, traj)
+        ref_logp = torch.distributions.Categorical(logits=logits).log_prob(tokens).tolist()
         k1 = [batch["old_logp"][b, t].item() - x for t, x in zip(where, ref_logp)]
         for i, t in enumerate(where):
             assert batch["adv"][b, t].item() == pytest.approx(group[b].item() - 0.1 * sum(k1[i:]), abs=1e-3)
     assert (batch["adv"][~batch["mask"]] == 0).all()
 
 
-def test_ppo_advantages_are_white_and_scoring_changes_no_input(cfg, trajs):
+def test_kl_penalty_costs_ppo_reward(models, cfg, trajs, llama):
+    """The returns to come of PPO: rewards minus kl_coef times k1, from the token on."""
+    cfg.rollouts, cfg.kl_coef, models.ref = 4, 0.1, copy.deepcopy(llama)
+    with torch.no_grad():
+        models.ref.lm_head.weight.mul_(0.9)
+    batch = rm.compute_advantages(trajs, models, cfg)
+    for b in range(len(trajs)):
+        to_come = (batch["reward"] - 0.1 * batch["kl"])[b].flip(0).cumsum(0).flip(0)
+        mask = batch["mask"][b]
+        assert torch.allclose(batch["ret"][b][mask], to_come[mask], atol=1e-3)
+    assert batch["kl"].abs().max() > 0.01
+
+
+def test_ppo_advantages_are_white_and_scoring_changes_no_input(models, cfg, trajs):
     cfg.rollouts = 4
-    critic = rm.load_models(cfg)[0]["critic"]
     before = [(list(t.ids), list(t.mask), list(t.reward), list(t.old_logp)) for t in trajs]
-    batch = rm.score(trajs, None, critic, cfg)
+    batch = rm.compute_advantages(trajs, models, cfg)
     adv = batch["adv"][batch["mask"]]
     assert adv.mean().abs() < 1e-5 and abs(adv.std(correction=0) - 1) < 1e-4
     assert before == [(t.ids, t.mask, t.reward, t.old_logp) for t in trajs]
+
+
+# ------------------------------------------------------------------------------------- what is measured and left
+def brute_force_information(trajs, policy, tok):
+    """By its definition, one sequence at a time, thoughts found in the ids of `tiny`'s closing tag."""
+    end, found = tok.convert_tokens_to_ids("</think>"), []
+    for traj in trajs:
+        if traj.turns[0]["valid"]:
+            start = traj.mask.index(True)
+            found.append((traj.ids[:start], traj.ids[start:traj.ids.index(end, start)]))
+    xs = [list(x) for x in {tuple(x) for x, _ in found}]
+
+    def logp(x, z):
+        logits = policy(input_ids=torch.tensor([x + z])).logits[0].log_softmax(-1)
+        return sum(logits[len(x) + i - 1, token].item() for i, token in enumerate(z))
+    return np.mean([logp(x, z) - math.log(np.mean([math.exp(logp(other, z)) for other in xs])) for x, z in found]), len(xs)
+
+
+@torch.no_grad()
+def test_mutual_information(play, llama, tok, cfg):
+    texts = ["The goal is 2 down .</think><answer>Down</answer>", "</think><answer>Left</answer>"]
+    trajs = play(texts[:1], "frozenlake", [1, 2, 3], cfg, n=2) + play(texts[1:], "frozenlake", [4], cfg)
+    trajs += play(["no tags"], "frozenlake", [5], cfg)
+    models = rm.Models(llama, None, None, None, tok)
+    truth, prompts = brute_force_information(trajs, llama, tok)
+    found = rm.mutual_information(trajs, models, cfg)
+    assert found == pytest.approx(truth, abs=1e-4) and found <= math.log(prompts) and prompts == 4
+    assert rm.mutual_information(trajs[:2], models, cfg) == pytest.approx(0, abs=1e-5), "one prompt tells nothing"
+    assert rm.mutual_information(trajs[-1:], models, cfg) is None, "no thought at all"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_path, trained):
+    cfg.rollouts, cfg.out = 4, str(tmp_path)
+    batch = rm.compute_advantages(trajs, models, cfg)
+    rm.write_xray(trajs, [(trajs, batch)] if trained else [], models, cfg)
+    episodes = json.loads((tmp_path / "xray.json").read_text())
+    groups = [[traj.R for traj in trajs if traj.group == g] for g in (0, 1)]
+    widest = int(np.argmax([np.std(group) for group in groups]))
+    assert [episode["R"] for episode in episodes] == [max(groups[widest]), min(groups[widest])]
+    for episode in episodes:
+        mask = np.array(episode["mask"])
+        assert episode["group"] == widest and len(episode["tokens"]) == len(mask)
+        assert bool(episode["columns"]) == trained
+        for column in episode["columns"].values():
+            assert len(column) == len(mask) - 1
+        if trained:
+            adv, ratio = (np.array(episode["columns"][key]) for key in ("adv", "ratio"))
+            assert (adv[~mask[1:]] == 0).all() and (adv[mask[1:]] != 0).any() and np.allclose(ratio[mask[1:]], 1, atol=1e-4)
 
 
 @pytest.mark.parametrize("p, n, low, high", [(0.5, 256, 0.4391, 0.5609), (0.0, 256, 0.0, 0.0148), (1.0, 256, 0.9852, 1.0)])

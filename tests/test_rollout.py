@@ -48,29 +48,29 @@ def test_parser_is_fast_on_hostile_input():
 def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatch):
     """Record what was sampled for whom, compare with what the trajectories hold and with the mask after collate."""
     begun, readers, sampled = [], [], {}
-    begin, read, multinomial = rm.Trajectory, rm.read, torch.multinomial
+    begin, real_next, multinomial = rm.begin, rm.next_token_logp, torch.multinomial
 
     def spy_begin(*args):
         begun.append(begin(*args))
         return begun[-1]
 
-    def spy_read(policy, cache, trajs, rows, temperature):  # the next tokens are for these
-        readers[:] = [trajs[row] for row in rows] if sampled else begun  # the first message is read once a group
-        return read(policy, cache, trajs, rows, temperature)
+    def spy_next(policy, cache, trajs, N, temperature):  # the next tokens are for these
+        readers[:] = trajs
+        return real_next(policy, cache, trajs, N, temperature)
 
     def spy_multinomial(*args, **kwargs):
         ids = multinomial(*args, **kwargs)
         for traj, (token,) in zip(readers, ids.tolist(), strict=True):
             sampled[id(traj)] = sampled.get(id(traj), []) + [token]
         return ids
-    monkeypatch.setattr(rm, "Trajectory", spy_begin)
-    monkeypatch.setattr(rm, "read", spy_read)
+    monkeypatch.setattr(rm, "begin", spy_begin)
+    monkeypatch.setattr(rm, "next_token_logp", spy_next)
     monkeypatch.setattr(torch, "multinomial", spy_multinomial)
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 2, cfg, 0, 1.0)
     batch = rm.collate(trajs, "cpu")
     for i, traj in enumerate(trajs):
         assert written(traj) == sampled[id(traj)]
-        assert batch["ids"][i, 1:][batch["mask"][i]].tolist() == sampled[id(traj)]
+        assert batch["targets"][i][batch["mask"][i]].tolist() == sampled[id(traj)]
 
 
 def test_bookkeeping_of_one_episode(play, tok, cfg):
@@ -86,14 +86,14 @@ def test_bookkeeping_of_one_episode(play, tok, cfg):
     assert [traj.reward[i] for i in ends] == [turn["reward"] for turn in traj.turns], "on the last token of the answer"
     assert traj.turns[1]["reward"] == rm.FORMAT_PENALTY
     assert sum(traj.reward) == pytest.approx(traj.R) == pytest.approx(sum(t["reward"] for t in traj.turns))
-    assert sum(r != 0 for r in traj.reward) == 2 and traj.left == 9
+    assert sum(r != 0 for r in traj.reward) == 2 and traj.actions_left == 9
 
 
 def test_an_invalid_answer_moves_nothing(play, cfg):
     traj, = play(["just try"], "frozenlake", [300], cfg)
     assert len({turn["state"] for turn in traj.turns}) == 1 and len(traj.turns) == 5
     assert traj.R == pytest.approx(-0.5), "a fully collapsed run sits at -0.5"
-    assert traj.left == 10 and traj.done and not traj.success
+    assert traj.actions_left == 10 and traj.done and not traj.success
 
 
 def test_limits_of_actions_and_turns(play, cfg):
@@ -103,12 +103,12 @@ def test_limits_of_actions_and_turns(play, cfg):
     for seed in range(300, 340):
         traj, = play([wish], "sokoban", [seed], cfg)
         if not traj.success:
-            assert len(traj.turns) == 2 and traj.left == 0 and traj.done
+            assert len(traj.turns) == 2 and traj.actions_left == 0 and traj.done
             assert traj.turns[0]["reward"] <= -0.5 + 1e-6
             break
     cfg.max_turns = 1
     traj, = play([wish], "sokoban", [seed], cfg)
-    assert len(traj.turns) == 1 and traj.left == 5
+    assert len(traj.turns) == 1 and traj.actions_left == 5
 
 
 def test_an_answer_that_is_cut_off_gets_its_end_of_turn_as_context(play, tok, cfg):
@@ -167,7 +167,7 @@ def test_end_of_turn_is_trained_although_it_is_the_pad_token(bpe, cfg, play):
     trajs = [play([ids + [bpe.eos_token_id]], "frozenlake", [300], cfg, tok=bpe)[0] for ids in (short, long)]
     batch = rm.collate(trajs, "cpu")
     for row, traj in enumerate(trajs):
-        target = batch["ids"][row, 1:][batch["mask"][row]]
+        target = batch["targets"][row][batch["mask"][row]]
         assert target[-1] == bpe.eos_token_id and len(target) == sum(traj.mask)
     assert batch["mask"].sum() == len(short) + len(long) + 2, "padding is never trained"
 

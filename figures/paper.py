@@ -1,0 +1,422 @@
+"""The figures and tables of the paper (arXiv 2504.20073) and a test of its claims, from runs of our own.
+
+    python figures/paper.py fig10          draw figures/tiny/fig10.png; what is printed is Markdown
+    python figures/paper.py table2         likewise table3, table4, fig5 ... fig11, fig-paradox
+    python figures/paper.py claims         what the paper says, what our runs say, and a verdict
+    python figures/paper.py results        success before and after training; its curves: fig-results
+    python figures/paper.py all --run      everything; --run: train first what is missing
+
+paper.json says of which worlds, methods and columns a figure consists. Runs live in two places:
+
+    runs/figures/MODEL/RUN/        while they are trained, as folders of ragen_mini.py
+    figures/MODEL/WORLD.jsonl      when a figure is complete: packed, one line a run, and only read from here
+
+Ctrl-C lets the running ones save themselves, and the same command goes on. A run is named after its settings:
+figures share the runs that they have in common, and other settings are another run.
+"""
+import argparse
+import functools
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+FIGURES = Path(__file__).resolve().parent
+ROOT = FIGURES.parent
+RUNS = ROOT / "runs" / "figures"
+sys.path.insert(0, str(ROOT))
+
+import envs
+import plots
+
+PAPER = json.loads((FIGURES / "paper.json").read_text())
+COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "seconds_rollout", "seconds_update",
+           *plots.METRICS}  # these are packed
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
+
+
+class UserError(Exception):
+    """Printed as one line on the command line, with exit code 2."""
+
+
+def need(condition, message):
+    if not condition:
+        raise UserError(message)
+
+
+# ---------------------------------------------------------------------------- which runs does a figure need
+def jobs(world, method, args):  # -> {name of the run: its settings}, one a seed
+    settings = PAPER["every run"] | PAPER["worlds"][world]
+    settings |= PAPER["models"].get(args.model, {}).get(world, {})
+    settings |= PAPER["methods"][method]
+    if args.iterations:
+        settings["iterations"] = args.iterations
+    rest = settings["iterations"] % settings.get("online_k", 1)
+    need(rest == 0, "--iterations: a multiple of 10, for Online-k")
+    mark = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
+    words = re.findall(r"\w+", f"{world} {method} {mark:08x}")
+    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(args.seeds)}
+
+
+def pairs_of(name):  # -> the (world, method) of a figure or table, or of all claims
+    pairs = []
+    if name == "claims":
+        for *_, compared in PAPER["claims"]:
+            pairs += compared
+    else:
+        for world, _, methods in PAPER["figures"][name]["panels"]:
+            pairs += [(world, method) for method in PAPER["sets"][methods]]
+    return pairs
+
+
+def runs_of(world, method, args):  # -> (config, rows) of each seed
+    packed = unpack(pack_of(world, args))
+    found = [packed.get(name) for name in jobs(world, method, args)]
+    cure = "add --run"
+    if args.model in PAPER["past"]:
+        cure = "it is no longer trained"
+    need(all(found), f"{args.model} lacks finished runs of {world}, {method}: {cure}")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- packed runs
+def pack_of(world, args):  # -> Path
+    return args.folder / ("-".join(re.findall(r"\w+", world)) + ".jsonl")
+
+
+@functools.lru_cache  # of `pack` this is undone
+def unpack(file):  # -> {name of the run: (config, rows)}
+    if not file.exists():
+        return {}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {line["run"]: (line["config"], line["rows"]) for line in lines}
+
+
+def pack(file, runs):
+    """Add {name: (config, rows)} to the file. Its other runs stay."""
+    lines = []
+    for name, (config, rows) in sorted((unpack(file) | runs).items()):
+        rows = [{key: shorten(row[key]) for key in row if key in COLUMNS} for row in rows]
+        lines.append(json.dumps({"run": name, "config": config, "rows": rows}, separators=(",", ":")) + "\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".tmp")
+    new.write_text("".join(lines))
+    new.replace(file)  # whoever stops us: the file is a whole one
+    unpack.cache_clear()
+
+
+def shorten(x):  # to four significant digits; in a dict every entry
+    if isinstance(x, dict):
+        return {key: shorten(value) for key, value in x.items()}
+    if isinstance(x, float):
+        return float(f"{x:.4g}")
+    return x
+
+
+# -------------------------------------------------------------------------------------------------- training
+def run_missing(name, args):
+    """Train and pack the runs that a figure, a table or the claims lack."""
+    missing = {}
+    for world, method in pairs_of(name):
+        file = pack_of(world, args)
+        for run, settings in jobs(world, method, args).items():
+            if run not in unpack(file):
+                missing[args.runs / run] = (file, settings)
+    todo = {}
+    for folder, (_, settings) in missing.items():
+        if not is_finished(folder):
+            todo[folder] = settings
+    train(todo, name, args)
+    for folder, (file, _) in missing.items():
+        config, rows = plots.load(folder)
+        for private in ("out", "resume"):
+            del config[private]
+        pack(file, {folder.name: (config, rows)})
+
+
+def is_finished(folder):
+    try:
+        config, rows = plots.load(folder)
+    except plots.CannotDraw:  # not begun, or stopped before its first save
+        return False
+    return len(rows) > config["iterations"]
+
+
+def train(todo, name, args):
+    """Start {folder: settings}, args.jobs processes at once, and wait for them. If Ctrl-C, SIGTERM or a run
+    that failed cuts this short, the others are asked to save themselves and end, and we wait for that."""
+    waiting = list(todo.items())
+    running = {}
+    try:
+        with tqdm(total=len(todo), desc=f"{name}: runs", disable=not todo) as bar:
+            while waiting or running:
+                while waiting and len(running) < args.jobs:
+                    folder, settings = waiting.pop(0)
+                    running[folder] = start(folder, settings, args)
+                time.sleep(0.1)
+                ended = [folder for folder, child in running.items() if child.poll() is not None]
+                for folder in ended:
+                    check(running.pop(folder).returncode, folder)
+                    bar.update()
+    finally:
+        for child in running.values():
+            child.terminate()  # at Ctrl-C the terminal has told them already; being told twice does no harm
+        for child in running.values():
+            child.wait()
+
+
+def check(code, folder):
+    if code in STOPPED:
+        raise KeyboardInterrupt
+    need(code == 0, f"the run failed, see the end of {output_of(folder)}")
+
+
+def output_of(folder):  # -> Path of what a run says
+    return folder.parent / f"{folder.name}.txt"
+
+
+def start(folder, settings, args):  # -> Popen of a run: a new one, or one that goes on
+    checkpoint = folder / "checkpoint" / "trainer.pt"
+    if not checkpoint.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    command = command_of(folder, settings, args, resume=checkpoint.exists())
+    environment = os.environ | {"TQDM_DISABLE": "1"}  # a bar is no use in a file
+    if args.model == "tiny":
+        environment["OMP_NUM_THREADS"] = "1"  # many at once; and the sums are rounded alike, however many
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(output_of(folder), "a") as output:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                                stderr=subprocess.STDOUT)
+
+
+def command_of(folder, settings, args, resume=False):  # -> list of words
+    command = [sys.executable, str(ROOT / "ragen_mini.py")]
+    if resume:
+        return [*command, "--resume", str(folder)]
+    settings = settings | {"model": args.model, "out": str(folder)}
+    for name in ("iterations", "eval_every"):  # an iteration of Online-k counts for k
+        settings[name] = max(1, settings[name] // settings.get("online_k", 1))
+    for name, value in settings.items():
+        command.append("--" + name.replace("_", "-"))
+        if value is not True:
+            command.append(str(value))
+    return command
+
+
+# ----------------------------------------------------------------------------------------- pictures, tables
+def markdown(head, rows):  # -> a table
+    lines = []
+    for cells in (head, ["---"] * len(head), *rows):
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def title_of(name, args):
+    title = PAPER["figures"][name]["title"]
+    if args.model in PAPER["past"]:
+        title += f" ({args.model}: {PAPER['past'][args.model]['note']})"
+    return title
+
+
+def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
+    _, _, tested = metric.partition(" ")
+    if tested:
+        return f"{world} -> {tested}"
+    return world
+
+
+def figure(name, args):  # -> Markdown of a picture; the link is relative to figures/
+    panels = []
+    for world, metric, methods in PAPER["figures"][name]["panels"]:
+        groups = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
+        panels.append((metric, panel_title(world, metric) + ": ", groups))
+    most = 3
+    if len(panels) > 6:
+        most = 5
+    file = f"{name}.png"
+    if args.iterations:
+        file = f"{name}-{args.iterations}.png"
+    args.folder.mkdir(parents=True, exist_ok=True)
+    title = title_of(name, args)
+    colours = list(PAPER["methods"])  # a method has the same colour in all figures
+    plots.draw(title, panels, args.folder / file, min(most, len(panels)), colours)
+    return f"![{title}]({args.folder.name}/{file})"
+
+
+def yardsticks(world, config):  # -> success of random and of optimal play
+    """As envs.yardsticks_of_run. One calculation, to the 35 actions of Table 3, serves all its rows."""
+    horizon = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
+    curves = envs.mean_yardsticks(world, max(horizon, 35), config["eval_prompts"], config["success_rate"])
+    return curves[:, horizon]
+
+
+def table(name, args):  # -> Markdown; a cell: mean [lowest, highest] seed / random / optimal
+    head, lines = [""], {}
+    for world, metric, methods in PAPER["figures"][name]["panels"]:
+        head.append(panel_title(world, metric))
+        for method in PAPER["sets"][methods]:
+            runs = runs_of(world, method, args)
+            ends = [plots.series(config, rows, metric)[1][-1] for config, rows in runs]
+            random, optimal = yardsticks(metric.split()[1], runs[0][0])
+            cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}] / {random:.2f} / {optimal:.2f}"
+            lines.setdefault(method, [method]).append(cell)
+    return f"{title_of(name, args)}\n\n" + markdown(head, lines.values())
+
+
+def results(name, args):  # -> Markdown; one row a world, one column a seed
+    lines = []
+    for world, metric, methods in PAPER["figures"][name]["panels"]:
+        for method in PAPER["sets"][methods]:
+            cells = []
+            for config, rows in runs_of(world, method, args):
+                _, success = plots.series(config, rows, metric)
+                low, high = envs.interval(success[-1], config["eval_prompts"])
+                cells.append(f"{success[0]:.2f} -> {success[-1]:.2f} [{low:.2f}, {high:.2f}]")
+            random, optimal = yardsticks(config["env"], config)
+            lines.append([world.split(",")[0], method, *cells, f"{random:.2f}", f"{optimal:.2f}"])
+    seeds = [f"seed {seed}" for seed in range(args.seeds)]
+    return f"{title_of(name, args)}\n\n" + markdown(["", "method", *seeds, "random", "optimal"], lines)
+
+
+# ---------------------------------------------------------------------------------------------------- claims
+def end(y):
+    return y[-1]
+
+
+def early_gain(y):  # best value of the first half, less the start
+    return max(y[:len(y) // 2 + 1]) - y[0]
+
+
+def drop(y):  # share of the best value that is lost at the end
+    return 1 - y[-1] / max(y)
+
+
+def held(y):  # share of the values above half of the best
+    return np.mean(2 * y > max(y))
+
+
+def spike(y):  # log10 of the largest value over the median
+    return math.log10(max(y) / np.median(y))
+
+
+def fall(y):  # mean of the first quarter, less that of the last
+    quarter = max(1, len(y) // 4)
+    return np.mean(y[:quarter]) - np.mean(y[-quarter:])
+
+
+MEASURES = {  # the number of a curve that a claim is about
+    "mean": np.mean, "end": end, "early gain": early_gain, "drop": drop, "held": held, "spike": spike,
+    "fall": fall}
+STUDENT = {  # number of seeds: 97.5% quantile of Student's t with one degree of freedom less
+    2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+
+def measured(metric, measure, pairs, args):  # -> (seeds,)
+    """Of the first (world, method); if there is a second, less what that one has."""
+    values = []
+    for world, method in pairs:
+        curves = [plots.series(config, rows, metric)[1] for config, rows in runs_of(world, method, args)]
+        values.append(np.array([MEASURES[measure](y) for y in curves]))
+    if len(values) == 1:
+        return values[0]
+    return values[0] - values[1]
+
+
+def interval(d):  # (seeds,) -> 95% interval of the mean; one seed tells nothing about it
+    if len(d) == 1:
+        return -math.inf, math.inf
+    half = STUDENT.get(len(d), 2.26) * d.std(ddof=1) / math.sqrt(len(d))
+    return d.mean() - half, d.mean() + half
+
+
+def verdict(low, high, least):
+    if low > least:
+        return "holds"
+    if high < least:
+        return "does not hold"
+    return "not resolvable"
+
+
+def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
+    lines = []
+    for source, says, metric, measure, least, *pairs in PAPER["claims"]:
+        d = measured(metric, measure, pairs, args)
+        low, high = interval(d)
+        compared = " - ".join(f"{method} ({world})" for world, method in pairs)
+        by_seed = " ".join(f"{x:.2f}" for x in d)
+        lines.append([source, says, f"{measure} of {metric}: {compared} > {least:g}", by_seed,
+                      f"{d.mean():.2f} [{low:.2f}, {high:.2f}]", verdict(low, high, least)])
+    return markdown(["", "claim", "measure", "by seed", "mean, 95% interval", "verdict"], lines)
+
+
+# ---------------------------------------------------------------------------------------------- command line
+KINDS = {"fig": figure, "table": table, "results": results, "claims": claims}
+
+
+def show(name, args):  # -> Markdown
+    kind = re.match("fig|table|results|claims", name)[0]
+    return KINDS[kind](name, args)
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser("paper.py", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*PAPER["figures"], "claims", "all"])
+    parser.add_argument("--run", action="store_true", help="train first what is missing")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of every run, from 0 on (3)")
+    parser.add_argument("--iterations", type=int, default=0, help="instead of those of paper.json")
+    parser.add_argument("--jobs", type=int, help="runs at once (tiny: one a core, other models: 1)")
+    parser.add_argument("--model", default="tiny", help="tiny, a folder or a hub id; tiny-1: as tiny was")
+    parser.error = functools.partial(need, False)  # without the usage
+    args = parser.parse_args(argv)
+    if args.jobs is None:
+        args.jobs = 1
+        if args.model == "tiny":
+            args.jobs = os.cpu_count()
+    return args
+
+
+def run(args):
+    need(min(args.seeds, args.jobs) > 0, "--seeds and --jobs: 1 at least")
+    need(args.iterations >= 0, "--iterations: 1 at least; 0: those of paper.json")
+    past = args.model in PAPER["past"]
+    need(not (args.run and past), f"{args.model} can be drawn but is no longer trained: leave out --run")
+    model = args.model.strip("/").replace("/", "-")
+    args.folder = FIGURES / model
+    args.runs = RUNS / model
+    names = [args.what]
+    if args.what == "all":
+        names = [*PAPER["figures"], "claims"]
+    if args.what == "all" and past:
+        names = [name for name in names if name not in PAPER["past"][args.model]["lacks"]]
+    for name in names:
+        if args.run:
+            run_missing(name, args)
+        print(show(name, args), end="\n\n", flush=True)
+
+
+def main(argv=None):
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell in the background switches it off
+        signal.signal(number, signal.default_int_handler)
+    try:
+        run(parse(argv))
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on", file=sys.stderr)
+        sys.exit(130)
+    except (UserError, plots.CannotDraw, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What is written about the code is true of it: README, the arrows between files, the figures of the speed tables."""
+import ast
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import envs
+import plots
+import ragen_mini as rm
+from conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+BELOW = {"envs": [], "plots": ["envs"], "ragen_mini": ["envs", "plots"], "tiny/cold_start": ["envs", "ragen_mini"],
+         "figures/paper": ["envs", "plots", "ragen_mini"]}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_arrows_go_down_and_none_is_hidden(name):
+    tree = ast.parse((ROOT / f"{name}.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+            for imported in names:
+                assert imported not in ("envs", "plots", "ragen_mini", "paper", "cold_start") or imported in BELOW[name], node.lineno
+                assert node in tree.body, f"line {node.lineno}: an import inside a function"
+                assert name not in ("envs", "plots") or imported.split(".")[0] not in ("torch", "transformers")
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_functions_fit_on_a_screen(name):
+    text = (ROOT / f"{name}.py").read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 40, node.name
+    assert max(map(len, text.splitlines())) <= 122
+
+
+def test_plots_draw_without_torch(tmp_path):
+    """In an interpreter in which torch cannot be imported: a dashboard and an X-ray."""
+    config = vars(rm.Config(model="tiny", device="cpu", env="bandit"))
+    rows = [{"iteration": i, "eval": {"bandit": 0.5}, "reward": 0.1 * i, "entropy": 1.0, "seconds_rollout": 1.0, "seconds_update": 1.0}
+            for i in range(4)]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "xray.json").write_text("[]")
+    code = ("import sys; sys.modules['torch'] = None; import plots; "
+            f"plots.main(['curves', {str(tmp_path)!r}]); plots.main(['xray', {str(tmp_path)!r}])")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    assert (tmp_path / "curves.png").stat().st_size > 10_000 and (tmp_path / "xray.html").exists()
+
+
+def test_pictures_of_broken_folders_are_one_line(tmp_path, capsys):
+    for make in (lambda: None, lambda: (tmp_path / "log.jsonl").write_text(""), lambda: (tmp_path / "config.json").write_text("{")):
+        make()
+        with pytest.raises(SystemExit) as stop:
+            plots.main(["curves", str(tmp_path)])
+        assert stop.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+# ----------------------------------------------------------------------------------------------------- README
+def commands(script):
+    for block in re.findall(r"```.*?\n(.*?)```", README, re.S):
+        for line in block.splitlines():
+            if f"python {script}" in line:
+                yield line.split("#")[0].split(script)[1].split()
+
+
+def test_readme_is_short():
+    assert len(README.split()) <= 1500
+
+
+def test_readme_commands_are_understood(tmp_path, monkeypatch):
+    monkeypatch.setattr(rm, "saved_state", lambda folder: {"config": vars(rm.Config(model="tiny", device="cpu"))})
+    assert sum(1 for argv in commands("ragen_mini.py") if rm.parse_config(argv + ["--device", "cpu"])) >= 6
+    assert all(argv[0] in ("curves", "xray") for argv in commands("plots.py"))
+    for name in re.findall(r"\]\(([\w./-]+)\)", README):
+        assert (ROOT / name).exists(), name
+
+
+def test_readme_world_can_be_played(cfg, play):
+    """The world that README defines in a code block, in the real rollout."""
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "(envs.Env)" in block)
+    try:
+        exec(code, {})
+        traj, = play(["</think><answer>" + envs.make("guess").actions[0] + "</answer>"], "guess", [300], cfg)
+        assert traj.turns[0]["valid"] and envs.mean_yardsticks("guess", 1, 64)[1, 1] == 1.0
+    finally:
+        envs.ENVS.pop("guess", None)
+
+
+def test_speed_tables_are_those_of_the_output():
+    """The rows of tests/README.md, rebuilt from what bench.py printed."""
+    page, log = (ROOT / "tests/README.md").read_text(), (ROOT / "figures/bench.txt").read_text()
+    sides = re.findall(r"^(?:ours|generate) +(.*) s an iteration = rollout (.*) \+ update (.*); .*; .* in the rollout, (.*) ms per .*"
+                       r"peak (.*) MiB$", re.sub("tokens, ", "tokens; ", log), re.M)
+    assert len(sides) == 4, "ours and generate, for the small model and for SmolLM2"
+    for name, (total, rollout, update, ms, peak) in zip(("this code", "`generate`"), sides[:2]):
+        assert f"| {name} | {total} s | {rollout} s | {update} s | {ms} ms | {peak} MiB |" in page
+    for name, row in zip(("this code", "`generate`"), sides[2:]):
+        total, rollout, update, ms, peak = map(float, row)
+        assert f"| {name} | {total:.1f} s | {rollout:.1f} s | {update:.1f} s | {ms / 1000:.1f} s | {peak / 1024:.1f} GiB |" in page
+    ratios = re.findall(r"^ours / generate, [a-z ]+ ([\d.]+)  \(of 10 rounds: (.*) to (.*)\)$", log, re.M)
+    assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page

@@ -1,0 +1,430 @@
+"""The paper's figures, tables and claims: from data to runs, from runs to pictures, numbers and verdicts."""
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "figures"))
+
+import envs
+import paper
+import plots
+import ragen_mini
+
+FIGURES = ROOT / "figures"
+PAIRS = sorted({tuple(pair) for name in paper.PAPER["figures"] for pair in paper.pairs_of(name)})
+
+
+def args_of(folder=FIGURES, **options):
+    options = dict(seeds=2, iterations=0, jobs=2, model="tiny") | options
+    return argparse.Namespace(folder=folder / options["model"], runs=folder / "runs", **options)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """`main` changes the handlers of two signals; pytest wants its own back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# -------------------------------------------------------------------------------------- paper.json
+def test_every_run_has_valid_settings_and_a_name_of_its_own():
+    names = set()
+    for world, method in PAIRS:
+        jobs = paper.jobs(world, method, args_of())
+        assert len(jobs) == 2
+        assert not names & jobs.keys(), "two runs of one name"
+        names |= jobs.keys()
+        name, settings = list(jobs.items())[0]
+        command = paper.command_of(Path("runs", name), settings, args_of())
+        assert command[:2] == [sys.executable, str(ROOT / "ragen_mini.py")]
+        cfg = ragen_mini.parse_config(command[2:] + ["--device", "cpu"])
+        assert cfg.model == "tiny"
+        assert cfg.out == f"runs/{name}"
+        assert cfg.iterations * cfg.online_k == settings["iterations"], "k slices are k updates"
+        assert cfg.eval_every * cfg.online_k == 10
+        for key in settings.keys() - {"iterations", "eval_every"}:
+            assert getattr(cfg, key) == settings[key], key
+
+
+def test_figures_and_claims_name_what_exists():
+    numbered = {"fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11", "table2", "table3", "table4"}
+    sets, worlds = paper.PAPER["sets"], paper.PAPER["worlds"]
+    assert numbered <= paper.PAPER["figures"].keys()
+    for figure in paper.PAPER["figures"].values():
+        for world, metric, methods in figure["panels"]:
+            kind, _, tested = metric.partition(" ")
+            assert kind in plots.METRICS
+            assert methods in sets
+            others = worlds[world].get("eval_envs", "")
+            if tested:
+                assert tested in f"{worlds[world]['env']},{others}".split(",")
+    for source, says, metric, measure, least, *pairs in paper.PAPER["claims"]:
+        for world, method in pairs:
+            assert (world, method) in PAIRS, "no figure has these runs"
+        assert len(pairs) in (1, 2)
+        assert measure in paper.MEASURES
+        assert metric.split()[0] in plots.METRICS
+
+
+def test_other_settings_are_another_run_and_another_model_is_not():
+    def name(**options):
+        return list(paper.jobs("sokoban", "PPO", args_of(**options)))[0]
+    assert name() == name(seeds=5) == name(model="tiny-1"), "the model is in the folder's name"
+    assert name() != name(iterations=20)
+
+
+@pytest.mark.parametrize("words, says", [
+    ("fig10 --model nothing/here", "nothing/here lacks finished runs of sokoban, calm, PPO: add --run"),
+    ("fig10 --model tiny-1 --seeds 4", "no longer trained"),
+    ("fig10 --model tiny-1 --run", "can be drawn"),
+    ("fig10 --run --iterations 15", "a multiple of 10"),
+    ("fig5 --iterations -1", "--iterations"),
+    ("fig5 --seeds 0", "--seeds"),
+    ("fig5 --sead 0", "--sead"),
+    ("fig12", "choose from"),
+    ("fig5 --jobs 0", "--jobs")])
+def test_mistakes_are_one_line(words, says, capsys):
+    with pytest.raises(SystemExit) as stop:
+        paper.main(words.split())
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert says in said
+    assert said.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------------- training
+CHILD = """
+# Stands in for ragen_mini.py: writes config.json and log.jsonl, saves at a signal, learns nothing. Until a
+# file `gate` is beside it, it waits in its iteration 2; after a stop in 4, then in 6.
+import json, pathlib, signal, sys, time
+stop = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: stop.append(number))
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+gate = pathlib.Path(__file__).with_name("gate")
+folder = pathlib.Path(flags.get("--resume") or flags["--out"])
+rows, stops = [], 0
+limit = time.monotonic() + 60  # a mistake in paper.py is a failure, not a test that hangs
+if "--resume" in flags:
+    rows, stops = json.loads((folder / "checkpoint" / "trainer.pt").read_text())
+    config = json.loads((folder / "config.json").read_text())
+else:
+    folder.mkdir()  # fails if it is there
+    config = dict(max_turns=5, max_actions_per_turn=5, max_actions=10, success_rate=1 / 3, eval_prompts=256)
+    config |= dict(env=flags["--env"], model=flags["--model"], iterations=int(flags["--iterations"]))
+    config |= dict(online_k=1, out=str(folder), resume="")
+    (folder / "config.json").write_text(json.dumps(config))
+while not stop and len(rows) <= config["iterations"]:
+    rows.append({"iteration": len(rows), "eval": {"bandit": 1 / 3}, "reward": float(stops), "private": 1})
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+    while len(rows) == 2 * stops + 3 and not stop and not gate.exists() and time.monotonic() < limit:
+        time.sleep(0.01)
+(folder / "checkpoint").mkdir(exist_ok=True)
+(folder / "checkpoint" / "trainer.pt").write_text(json.dumps((rows, stops + 1)))
+if stop:
+    sys.exit(128 + stop[0])
+"""
+PARENT = """
+# figures/paper.py with the child above, and one small figure: 4 runs
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import paper
+paper.ROOT = paper.FIGURES = pathlib.Path.cwd()
+paper.RUNS = paper.ROOT / "runs"
+paper.PAPER["figures"] = {"fig5": {"title": "", "panels": [["bandit", "eval", "baselines"]]}}
+paper.main(sys.argv[2:])
+"""
+WORDS = ["fig5", "--run", "--seeds", "2", "--jobs", "2", "--iterations", "8"]
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """What PARENT does, in this process; -> the children that were started."""
+    (tmp_path / "ragen_mini.py").write_text(CHILD)
+    (tmp_path / "parent.py").write_text(PARENT)
+    monkeypatch.setattr(paper, "ROOT", tmp_path)
+    monkeypatch.setattr(paper, "FIGURES", tmp_path)
+    monkeypatch.setattr(paper, "RUNS", tmp_path / "runs")
+    figures = {"fig5": {"title": "", "panels": [["bandit", "eval", "baselines"]]}}
+    monkeypatch.setitem(paper.PAPER, "figures", figures)
+    children, real_start = [], paper.start
+
+    def start(*job):
+        children.append(real_start(*job))
+        return children[-1]
+    monkeypatch.setattr(paper, "start", start)
+    return children
+
+
+def wait_for(condition):
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, "waited for a minute"
+        time.sleep(0.01)
+
+
+def logged(tmp_path):  # -> {name of the run: number of its rows}
+    numbers = {}
+    for file in tmp_path.glob("runs/tiny/*/log.jsonl"):
+        _, rows = plots.load(file.parent)
+        numbers[file.parent.name] = len(rows)
+    return numbers
+
+
+def saved(tmp_path):  # -> {name of the run: number of its rows, how often it was stopped}
+    states = {}
+    for file in tmp_path.glob("runs/tiny/*/checkpoint/trainer.pt"):
+        rows, stops = json.loads(file.read_text())
+        states[file.parent.parent.name] = (len(rows), stops)
+    return states
+
+
+def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
+    (tmp_path / "gate").touch()
+    file = tmp_path / "tiny" / "bandit.jsonl"
+    paper.pack(file, {"another": ({"env": "bandit"}, [{"iteration": 0}])})
+    paper.main(WORDS)
+    assert capsys.readouterr().out == "![](tiny/fig5-8.png)\n\n"
+    runs = logged(tmp_path).keys()
+    packed = paper.unpack(file)
+    assert len(stage) == len(runs) == 4
+    assert packed.pop("another") == ({"env": "bandit"}, [{"iteration": 0}])
+    assert packed.keys() == runs
+    for config, rows in packed.values():
+        assert len(rows) == 9
+        assert rows[8] == {"iteration": 8, "eval": {"bandit": 0.3333}, "reward": 0.0}, "4 digits"
+        assert config["model"] == "tiny"
+        assert not {"out", "resume"} & config.keys()
+
+    before = file.read_bytes()
+    paper.main(WORDS)
+    assert file.read_bytes() == before
+    file.unlink()
+    paper.unpack.cache_clear()
+    paper.main(WORDS)
+    assert paper.unpack(file).keys() == runs, "finished runs are packed as they are"
+    assert len(stage) == 4, "and never trained again"
+
+
+def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypatch, capsys):
+    recording_start = paper.start
+
+    def start(*job):
+        child = recording_start(*job)
+        if len(stage) == 2:  # both run: kill the first, as a full memory would
+            wait_for(lambda: len(logged(tmp_path)) == 2)
+            stage[0].kill()
+        return child
+    monkeypatch.setattr(paper, "start", start)
+    with pytest.raises(SystemExit) as stop:
+        paper.main(WORDS)
+    said = capsys.readouterr().err.splitlines()[-1]
+    failed = Path(said.removeprefix("the run failed, see the end of "))
+    assert stop.value.code == 2
+    assert failed.suffix == ".txt"
+    assert failed.exists()
+    assert len(stage) == 2, "no other run was begun"
+    assert saved(tmp_path).keys() == logged(tmp_path).keys() - {failed.stem}
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, stage):
+    """Ctrl-C reaches parent and children; SIGTERM only the parent. Then a run loses its checkpoint."""
+    command = [sys.executable, "parent.py", str(FIGURES), *WORDS]
+
+    def begin():
+        return subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def check_that_both_saved(process, rows, stops):
+        said = process.communicate(timeout=60)[1].splitlines()
+        assert process.returncode == 130
+        assert said[-1] == "stopped: the same command goes on"
+        assert "Traceback" not in " ".join(said)
+        assert list(saved(tmp_path).values()) == [(rows, stops)] * 2, "before the parent ended"
+
+    process = begin()
+    wait_for(lambda: list(logged(tmp_path).values()) == [3, 3])
+    os.killpg(process.pid, signal.SIGINT)
+    check_that_both_saved(process, rows=3, stops=1)
+    process = begin()
+    wait_for(lambda: list(logged(tmp_path).values()) == [5, 5])
+    process.terminate()
+    check_that_both_saved(process, rows=5, stops=2)
+
+    first, second = sorted(saved(tmp_path))
+    (tmp_path / "runs" / "tiny" / first / "checkpoint" / "trainer.pt").unlink()
+    (tmp_path / "gate").touch()
+    process = begin()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == "![](tiny/fig5-8.png)\n\n"
+    stops = {}
+    for name, (_, rows) in paper.unpack(tmp_path / "tiny" / "bandit.jsonl").items():
+        stops[name] = [row["reward"] for row in rows]
+    assert len(stops) == 4
+    assert stops[first] == [0] * 9, "without a checkpoint: from the start"
+    assert stops[second] == [0] * 3 + [1] * 2 + [2] * 4, "with one: it went on, twice"
+
+
+# -------------------------------------------------------------------------------------- pictures and tables
+@pytest.fixture
+def invented(monkeypatch, tmp_path):
+    """Every run as an invented log: success rises to the number of the run / 1000. -> {name: that}"""
+    monkeypatch.setattr(paper, "FIGURES", tmp_path)
+    monkeypatch.setattr(paper, "yardsticks", lambda world, config: (0.125, len(world) / 20))
+    monkeypatch.setattr(envs, "yardsticks_of_run", paper.yardsticks)
+    looks = dict(reward=0.1, reward_std=2.0, grad_norm=1.0, entropy=0.5, think_length=9.0,
+                 response_length=50.0, mutual_information=1.0, seconds_rollout=1.0, seconds_update=2.0)
+    ends, packs = {}, {}
+    for world, method in PAIRS:
+        runs = packs.setdefault(paper.pack_of(world, args_of(tmp_path)), {})
+        for name, settings in paper.jobs(world, method, args_of()).items():
+            settings["iterations"] = 4
+            cfg = ragen_mini.Config(**settings, model="tiny", device="cpu")
+            ends[name] = (len(ends) + 1) / 1000
+            rows = []
+            for i in range(5):
+                success = dict.fromkeys(cfg.eval_names, i / 4 * ends[name])
+                rows.append({"iteration": i, "eval": success})
+                if i > 0:
+                    rows[i] |= looks
+            runs[name] = (vars(cfg), rows)
+    for file, runs in packs.items():
+        paper.pack(file, runs)
+    return ends
+
+
+def test_tables_from_logs(invented, capsys):
+    paper.main(["all", "--seeds", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = {}
+    for line in lines:
+        head, *cells = line.strip("| ").split(" | ")
+        rows.setdefault(head, cells)
+    ends = [invented[run] for run in paper.jobs("sokoban, calm", "4 responses", args_of())]
+    mean, low, high = np.mean(ends), min(ends), max(ends)
+    assert rows["4 responses"][0] == f"{mean:.2f} [{low:.2f}, {high:.2f}] / 0.12 / 0.35"
+
+    first, _ = paper.jobs("gentle lake", "PPO", args_of())
+    after = invented[first]
+    low, high = envs.interval(after, 256)
+    method, seed, _, random, optimal = rows["gentle lake"]
+    assert seed == f"0.00 -> {after:.2f} [{low:.2f}, {high:.2f}]"
+    assert (method, random, optimal) == ("PPO", "0.12", "0.50")
+    for name, figure in paper.PAPER["figures"].items():
+        if name.startswith("fig"):
+            assert f"![{figure['title']}](tiny/{name}.png)" in lines
+
+
+def test_a_figure_from_logs(invented, tmp_path, pictures):
+    paper.main(["fig9", "--seeds", "2"])
+    assert (tmp_path / "tiny" / "fig9.png").stat().st_size > 5000
+
+
+def test_lines_are_drawn_where_every_seed_has_a_value():
+    """A skipped iteration has no gradient norm: other seeds' values must stay at their iterations."""
+    config = {"online_k": 1, "env": "bandit"}
+    runs = []
+    for missing in ([2], [5, 6]):
+        rows = [{"iteration": i} for i in range(1, 9)]
+        for row in rows:
+            if row["iteration"] not in missing:
+                row["grad_norm"] = float(row["iteration"])
+        runs.append((config, rows))
+    ax = matplotlib.figure.Figure().add_subplot()
+    plots.draw_panel(ax, "grad_norm", "", {"PPO": runs, "GRPO": [(config, [])]}, ["GRPO", "PPO"])
+    line, = ax.get_lines()
+    assert line.get_xdata().tolist() == [1, 3, 4, 7, 8]
+    assert line.get_color() == "C1"
+    mean, truth = 0.0, []
+    for n, value in enumerate([1, 3, 4, 7, 8], 1):  # the textbook's recursion, corrected for its start
+        mean = 0.8 * mean + 0.2 * value
+        truth.append(mean / (1 - 0.8 ** n))
+    assert line.get_ydata() == pytest.approx(truth)
+
+
+# -------------------------------------------------------------------------------------- claims
+@pytest.mark.parametrize("ours, theirs, verdict", [
+    ([0.5, 0.6, 0.7], [0.1, 0.2, 0.3], "holds"),
+    ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7], "does not hold"),
+    ([0.1, 0.9, 0.5], [0.2, 0.4, 0.6], "not resolvable"),
+    ([0.5, 0.6, 0.7], [0.3, 0.3, 0.6], "not resolvable")])
+def test_verdicts_are_computed(monkeypatch, ours, theirs, verdict):
+    scipys_t = 4.302652729749464
+    pairs = [["sokoban", "StarPO-S"], ["sokoban", "PPO"]]
+    monkeypatch.setitem(paper.PAPER, "claims", [["fig9", "it says", "eval", "end", 0.05, *pairs]])
+    config = {"online_k": 1, "env": "sokoban"}
+
+    def runs_of(world, method, args):
+        ends = {"StarPO-S": ours, "PPO": theirs}[method]
+        return [(config, [{"iteration": 0, "eval": {"sokoban": end}}]) for end in ends]
+    monkeypatch.setattr(paper, "runs_of", runs_of)
+    cells = paper.claims("claims", args_of()).splitlines()[-1].strip("| ").split(" | ")
+    d = np.array(ours) - theirs
+    half = scipys_t * d.std(ddof=1) / math.sqrt(3)
+    mean = d.mean()
+    assert cells[-1] == verdict
+    assert cells[-2] == f"{mean:.2f} [{mean - half:.2f}, {mean + half:.2f}]"
+
+
+def test_one_seed_resolves_nothing():
+    assert paper.verdict(*paper.interval(np.array([1.0])), 0) == "not resolvable"
+
+
+def test_measures_on_hand_made_curves():
+    y = np.array([0.2, 0.5, 0.4, 0.1, 0.1, 0.1, 0.1, 2.0])
+    found = {name: measure(y) for name, measure in paper.MEASURES.items()}
+    by_hand = {"mean": 3.5 / 8, "end": 2, "early gain": 0.3, "drop": 0, "held": 1 / 8}
+    by_hand |= {"fall": 0.35 - 1.05, "spike": math.log10(2 / 0.15)}
+    assert found == pytest.approx(by_hand)
+    assert paper.drop(y[:4]) == pytest.approx(0.8)
+    assert paper.held(y[:4]) == 0.5
+    assert paper.fall(np.array([3.0, 1.0])) == 2, "a quarter is one value at least"
+
+
+# -------------------------------------------------------------------------------------- what is shipped
+LARGE = {  # actions: random, optimal play on sokoban_large, as envs.py computes them within six seconds
+    5: (0.00, 0.20),
+    10: (0.01, 0.61),
+    15: (0.02, 0.96),
+    20: (0.03, 1.00),
+    25: (0.04, 1.00),
+    30: (0.05, 1.00),
+    35: (0.05, 1.00)}
+
+
+def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
+    """Every number of the ledger and of the tables; every picture is there; and the folder stays small."""
+    computed = paper.yardsticks
+
+    def yardsticks(world, config):
+        if world == "sokoban_large":
+            return LARGE[config["max_actions"]]
+        return computed(world, config)
+    monkeypatch.setattr(paper, "yardsticks", yardsticks)
+    monkeypatch.setattr(plots, "draw", lambda *rest: None)  # no shipped picture is touched
+    paper.main(["all", "--model", "tiny-1", "--seeds", "3"])
+    page = (FIGURES / "CLAIMS.md").read_text()
+    assert page.endswith("\n---\n\n" + capsys.readouterr().out)
+    for picture in re.findall(r"\]\((.*?\.png)\)", page):
+        assert (FIGURES / picture).stat().st_size > 5000
+    size = 0
+    for path in FIGURES.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            size += path.stat().st_size
+    assert size <= 3e6

@@ -1,0 +1,93 @@
+"""The embedded model: what its teachers say is true, and what it learnt from them."""
+import re
+
+import numpy as np
+import pytest
+import transformers
+
+import envs
+import ragen_mini as rm
+from tiny import cold_start
+
+
+def claimed(text, thing):
+    """"... the goal, it is 2 down and 1 right." -> (2, 1)"""
+    found = re.search(rf"{thing}(?:, it)? is ([^.]*)", text)[1]
+    way = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+    steps = [(int(number) * way[word][0], int(number) * way[word][1]) for number, word in re.findall(r"(\d) (\w+)", found)]
+    return tuple(np.sum(steps, axis=0))
+
+
+def minus(a, b):
+    return a[0] - b[0], a[1] - b[1]
+
+
+@pytest.mark.parametrize("name", ["sokoban", "frozenlake"])
+def test_the_planner_tells_the_truth_and_acts_well(name):
+    rng, solved = np.random.default_rng(0), 0
+    for seed in range(300, 360):
+        env = envs.make(name, success_rate=1.0)
+        env.reset(seed)
+        thought, actions = cold_start.planner(env, 10, rng)
+        if name == "sokoban":
+            player, (box,) = env.state
+            assert claimed(thought, "[Tt]he box") == minus(box, player)
+            target = re.sub("[Tt]he target is|the target", "the target is", thought.replace("the box. The", "The"))
+            assert claimed(target, "the target is|the target") == minus(env.level["targets"][0], box)
+            for action in actions:
+                env.step(action)
+            solved += env.won(env.state)
+        else:
+            assert claimed(thought, "the goal" if "the goal" in thought else "The goal") == minus(env.level["goal"], env.state)
+            assert 0 < len(actions) <= 4
+    assert name == "frozenlake" or solved == 60
+
+
+@pytest.mark.parametrize("rate", [1 / 3, 0.8])
+def test_one_action_at_a_time_the_best_path_is_optimal(rate):
+    """Played with a fresh plan before every action it wins as often as dynamic programming says."""
+    wins = expected = 0
+    for seed in range(300, 340):
+        env = envs.make("frozenlake", success_rate=rate)
+        env.reset(seed)
+        expected += envs.yardsticks(env, 10)[1, 10]
+        for noise in range(10):
+            env.reset(seed, {"noise": noise})
+            for left in range(10, 0, -1):
+                if not env.over:
+                    env.step(cold_start.best_path(env, rate, left, 1)[0])
+            wins += env.won(env.state) / 10
+    assert abs(wins - expected) < 4 * np.sqrt(40 * 0.25 / 10)
+
+
+def test_demonstrations_are_what_the_model_would_be_trained_on(tok):
+    rng = np.random.default_rng(0)
+    planned = [cold_start.demonstration(tok, rng, cold_start.PLANNER, 5) for _ in range(40)]
+    mixed = [cold_start.demonstration(tok, rng, cold_start.PRIOR, 5) for _ in range(40)]
+    valid = [np.mean([turn["valid"] for traj in trajs for turn in traj.turns]) for trajs in (planned, mixed)]
+    assert valid[0] == 1 and 0.4 < valid[1] < 0.9, "the sloppy player forgets its tags"
+    longest = max(turn["tokens"] for traj in planned + mixed for turn in traj.turns)
+    assert longest <= rm.Config(model="tiny", device="cpu").max_new_tokens, "or the longest answers would be cut off"
+
+
+@pytest.mark.parametrize("name, opening", [("sokoban", "The box is"), ("frozenlake", "The goal is")])
+def test_asked_for_the_planner_it_answers_validly_and_beats_random_play(name, opening, monkeypatch):
+    """Its thoughts begin as the planner's do: then it plans. (Left to itself, it mostly guesses.)"""
+    cfg = rm.Config(model="tiny", device="cpu", env=name, success_rate=0.8, eval_prompts=100, algo="grpo", kl_coef=0.0)
+    models = rm.load_models(cfg)
+    monkeypatch.setattr(rm, "first_tag", lambda no_think: "<think>" + opening)
+    rm.encode.cache_clear()
+    trajs = rm.rollout(models.policy, models.tok, name, envs.EVAL_SEEDS[:100], 1, cfg, 0, rm.EVAL_TEMPERATURE)
+    rm.encode.cache_clear()
+    success = np.mean([traj.success for traj in trajs])
+    random, _ = envs.yardsticks_of_run(name, vars(cfg))
+    assert envs.interval(success, 100)[0] > random + 0.1
+    assert np.mean([turn["valid"] for traj in trajs for turn in traj.turns]) > 0.9
+
+
+def test_the_folder_is_plain_hugging_face():
+    model = transformers.AutoModelForCausalLM.from_pretrained(rm.TINY)
+    tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
+    assert tok.chat_template and model.config.vocab_size == len(tok)
+    assert sum(weight.numel() for weight in model.parameters()) < 1e6
+    assert all(tok.convert_tokens_to_ids(action) != tok.unk_token_id for name in envs.ENVS for action in envs.make(name).actions)
