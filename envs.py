@@ -69,8 +69,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
-    """The level of a seed. A quarter of all levels, chosen by their content, is held out for evaluation: seeds
-    in EVAL_SEEDS get only those, and no other seed can ever get one of them."""
+    """The level of a seed. A quarter of all levels is held out for evaluation: seeds in EVAL_SEEDS get only those, and
+    no other seed can ever get one of them. A hash of its content decides, so that a level is always on the same side."""
     for attempt in itertools.count():
         level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if level is None:  # not solvable, for example
@@ -90,7 +90,8 @@ class Bandit(Env):
     def __init__(self, low, high):
         self.low = low
         self.high = high
-        self.actions = self.draw_args = (low, high)
+        self.actions = (low, high)
+        self.draw_args = (low, high)
         self.instruction = (
             "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
             "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
@@ -132,23 +133,23 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """A random-walk room; then breadth-first search *backwards* from the solved room, layer by layer: `starts` are
-        all states that are so many actions from the solution. How many is drawn, for one box from 1 to 8: that
-        gives a median of 3 to 4 actions, as gym-sokoban's generator does."""
+        """A random-walk room; then breadth-first search *backwards* from the solved room, layer by layer: a layer is
+        all states that are so many actions from the solution. How many is drawn. One box: 1 to 8, which gives a median
+        of 3 to 4 actions, as gym-sokoban's generator does; two boxes: 4 to 16, so that both have to be moved."""
         floor = sorted(carve(rng, size))
-        if len(floor) <= 3 * boxes:
+        if len(floor) <= 3 * boxes:  # no room to push anything
             return None
         places = rng.choice(len(floor), boxes, replace=False)
         targets = tuple(sorted(floor[i] for i in places))
-        starts = [(player, targets) for player in floor if player not in targets]
-        visited = set(starts)
+        layer = [(player, targets) for player in floor if player not in targets]
+        visited = set(layer)
         for _ in range(rng.integers(boxes ** 2, 8 * boxes + 1)):
-            before = {state for start in starts for state in undo(start, floor)}
-            starts = sorted(before - visited)  # one action farther from the solution
-            visited.update(starts)
-        if not starts:  # this room has no start so far away
+            before = {state for solvable in layer for state in undo(solvable, floor)}
+            layer = sorted(before - visited)  # one action farther from the solution
+            visited.update(layer)
+        if not layer:  # this room has no state so far away
             return None
-        return {"floor": tuple(floor), "targets": targets}, starts[rng.integers(len(starts))]
+        return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
 
     def outcomes(self, state, action):
         floor, targets = self.level["floor"], self.level["targets"]
@@ -213,7 +214,7 @@ def undo(state, floor):
 class FrozenLake(Env):
     """Reach the goal over ice. State: the player's cell. The intended move has probability `success_rate`
     (paper: 1/3; later code: 0.8), the perpendicular ones share the rest. Goal (+1) and holes end it."""
-    actions = ("Left", "Down", "Right", "Up")  # the neighbours in this circle are perpendicular
+    actions = ("Left", "Down", "Right", "Up")  # in this circle the ones before and after an action are perpendicular
 
     def __init__(self, size=4, frozen=0.8, success_rate=1 / 3):
         self.size = size
@@ -299,7 +300,7 @@ def solve(env):
 
 
 def transitions(env, horizon):
-    """Everything that can happen within `horizon` actions.
+    """Everything that can happen within `horizon` actions; each state is looked at once, when it is first reached.
     -> states; and for every possible transition: its state, its action, the next state (numbers), its chance."""
     number = {env.state: 0}
     table = []
@@ -352,7 +353,8 @@ def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3): 
 
 
 def yardsticks_of_run(name, settings):  # -> random, optimal
-    """The same for the levels and the number of actions of a run; `settings`: as in its config.json."""
+    """The same for the levels and the number of actions of a run; `settings`: as in its config.json. Optimal play
+    looks before every action, a model only once a turn: for the model it is an upper bound."""
     in_turns = settings["max_turns"] * settings["max_actions_per_turn"]
     horizon = min(settings["max_actions"], in_turns)
     curves = mean_yardsticks(name, horizon, settings["eval_prompts"], settings["success_rate"])
@@ -360,7 +362,7 @@ def yardsticks_of_run(name, settings):  # -> random, optimal
 
 
 def interval(p, n, z=1.96):
-    """Wilson's 95% interval of a success rate p that n episodes gave -> low, high."""
+    """Wilson's 95% interval of a success rate p that n episodes gave; it stays inside 0..1 -> low, high."""
     center = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)

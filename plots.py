@@ -16,18 +16,18 @@ import numpy as np
 
 import envs
 
-METRICS = {  # column of log.jsonl: title of its panel, and what to look for
-    "eval": "success",  # read it beside random and optimal play
-    "reward": "return (training)",  # a run that is lost sits at -0.5: five invalid turns
-    "valid": "share of valid turns",  # healthy: near 1. The plainest sign of a collapse is that it falls
-    "reward_std": "in-group return std",  # 0: all episodes of a group end alike, nothing left to compare
-    "entropy": "entropy per token",  # falls while the policy makes up its mind; 0: one fixed phrase
-    "grad_norm": "gradient norm",  # small when all is learnt; a spike after that announces trouble
-    "kl": "log pi_old - log pi_ref",  # how far from the first model, a token; 0 without a KL term
-    "response_length": "tokens per episode",
-    "think_length": "words per thought",  # thoughts that shrink to nothing carry nothing
-    "mutual_information": "I(prompt; thought)",  # 0: the same thoughts whatever was read, however fluent
-    "seconds": "seconds so far",
+METRICS = {  # column of log.jsonl: title of its panel, what to look for
+    "eval": ("success", "read it beside random and optimal play"),
+    "reward": ("return (training)", "a run that is lost sits at -0.5: five invalid turns"),
+    "valid": ("share of valid turns", "healthy: near 1; that it falls is the plainest sign of a collapse"),
+    "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
+    "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
+    "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
+    "kl": ("log pi_old - log pi_ref", "distance from the first model, per token; 0 without a KL term"),
+    "response_length": ("tokens per episode", ""),
+    "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
+    "seconds": ("seconds so far", ""),
 }
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
@@ -48,10 +48,11 @@ def load(run):  # -> config, rows of the log
         raise CannotDraw(f"{run} is not the folder of a run")
     rows = []
     try:
-        config = json.loads(config_file.read_text())
-        config["env"], config["eval_prompts"]
-    except (ValueError, TypeError, KeyError):
-        raise CannotDraw(f"{config_file} is damaged") from None
+        config = dict(json.loads(config_file.read_text()))
+    except (ValueError, TypeError):
+        config = {}
+    if "env" not in config or "eval_prompts" not in config:
+        raise CannotDraw(f"{config_file} is damaged")
     for line in log_file.read_text(errors="replace").splitlines():
         try:
             rows.append(dict(json.loads(line)))
@@ -79,6 +80,7 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
+    """Divided by the sum of the weights so far, so that the first averages are not pulled towards 0."""
     total, weight, averages = 0.0, 0.0, []
     for value in y.T:
         total = decay * total + value
@@ -89,8 +91,8 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
 
 # -------------------------------------------------------------------------------------------------- drawing
 def draw_panel(ax, metric, title, groups, colours):
-    """groups: {label: runs}, one (config, rows) a seed. Line: the mean over seeds. Band: from the lowest to the
-    highest seed; of a success rate with one seed its 95% interval."""
+    """groups: {"PPO": [(config, rows) of seed 0, of seed 1, ...], "GRPO": [...]}. Line: the mean over seeds. Band: from
+    the lowest to the highest seed; of a success rate with one seed its 95% interval."""
     kind, _, world = metric.partition(" ")
     for style, (label, runs) in zip(itertools.cycle(["-", "--", "-.", ":"]), groups.items()):
         lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
@@ -109,10 +111,11 @@ def draw_panel(ax, metric, title, groups, colours):
         ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
         ax.plot(x, y.mean(0), style + marker, color=colour, label=label)
     if kind == "eval":
+        ax.set_ylim(0, 1.02)
         draw_yardsticks(ax, world, groups)
-    ax.set_title(title + METRICS[kind])
+    ax.set_title(title + METRICS[kind][0])
     if kind in LOGARITHMIC:
-        ax.set_yscale("log")
+        ax.set_yscale("symlog", linthresh=1e-3)  # a logarithmic axis that has a place for 0
 
 
 def draw_yardsticks(ax, world, groups):
@@ -122,9 +125,12 @@ def draw_yardsticks(ax, world, groups):
         for config, _ in runs:
             found.add(tuple(envs.yardsticks_of_run(world or config["env"], config)))
     if len(found) == 1:
-        for name, value in zip(("random", "optimal"), found.pop()):
-            ax.axhline(value, color="0.4", lw=1, ls=":")
-            ax.text(0, value, f"{name} {value:.2f}", va="bottom", fontsize=7, color="0.3")
+        random, optimal = found.pop()
+        across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
+        ax.axhline(random, color="0.4", lw=1, ls=":")
+        ax.text(0.98, random - 0.01, f"random {random:.2f}", va="top", ha="right", color="0.3", transform=across)
+        ax.axhline(optimal, color="0.4", lw=1, ls=":")
+        ax.text(0.02, optimal - 0.01, f"optimal {optimal:.2f}", va="top", color="0.3", transform=across)
 
 
 @matplotlib.style.context(STYLE)
@@ -134,7 +140,7 @@ def draw(title, panels, out, columns, colours=None):  # panels: (metric, title, 
     for place, (metric, panel_title, groups) in enumerate(panels, 1):
         ax = fig.add_subplot(math.ceil(len(panels) / columns), columns, place)
         draw_panel(ax, metric, panel_title, groups, colours or list(groups))
-        if list(groups) != shown:
+        if list(groups) != shown:  # the same lines as in the panel before need no second legend
             ax.legend(title=band_of(metric, groups))
         shown = list(groups)
     fig.suptitle(f"{title}, by iteration", fontsize=10)
@@ -160,8 +166,8 @@ def curves(runs, out=None):  # -> Path of the picture
     panels = [(metric, "", groups) for metric in METRICS if metric in logged]
     if not panels:
         raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
-    config, _ = groups[str(runs[0])][0]
-    return draw(f"{config['env']}, {config['model']}", panels, Path(out or f"{runs[0]}/curves.png"), columns=4)
+    trained = {f"{runs_of_label[0][0]['env']}, {runs_of_label[0][0]['model']}" for runs_of_label in groups.values()}
+    return draw(" / ".join(sorted(trained)), panels, Path(out or f"{runs[0]}/curves.png"), columns=4)
 
 
 def xray(run):  # -> Path of the page
@@ -176,7 +182,9 @@ def xray(run):  # -> Path of the page
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("plots.py", description=__doc__, allow_abbrev=False,
+    advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
+    about = __doc__ + "\nWhat to look for in the curves:\n" + "\n".join(advice)
+    parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["curves", "xray"])
     parser.add_argument("runs", nargs="+", help="folders of runs")

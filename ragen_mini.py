@@ -14,11 +14,11 @@ Words
     trajectory  one episode as a sequence of tokens: message, answer, message, answer, ...
     turn        one message of the environment and one answer of the model
     action      a word inside an answer that moves the world; an answer may hold several
-    token       what the model samples, one at a time. For the algorithm a *step* is a token, not a turn
+    token       what the model samples, one at a time. A *time step* of the algorithm is a token, not a turn
     return      R(tau): the sum of the rewards of all turns of a trajectory
     advantage   how much better than expected things went after a token; above 0: make it likelier
     ratio       a token's probability now, divided by its probability when it was sampled
-    update      one gradient step, on E trajectories
+    update      one gradient step, on E = 32 trajectories
     iteration   one rollout and all updates that are made with it
     policy      pi, the language model as a player; pi_old: its weights at the last rollout
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
@@ -115,7 +115,7 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
     rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    rendered = rendered.split("(seam)")[-1].lstrip(" ")
+    rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank behind the answer
     rendered = re.sub(r"<think>\s*$", "", rendered)  # some templates open the thought themselves
     return tok(rendered + first_tag(no_think), add_special_tokens=False).input_ids
 
@@ -138,6 +138,11 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 class Trajectory:
     """One episode as tokens: message, answer, message, ... Four lists grow together, one entry a token.
 
+        ids       <|im_start|> user ... <think>    The goal is ... </answer> <|im_end|>    <|im_start|> user ...
+        mask      0            0        0          1   1    1      1         1             0            0
+        old_logp  0            0        0         -1.2 0.0 -0.1   -0.3      -0.1           0            0
+        reward    0            0        0          0   0    0      0         1.0           0            0
+
     Who wrote a token is recorded when it is appended. It is never reconstructed from the text or from special
     tokens: that goes wrong wherever the end of a turn and the padding are the same token."""
 
@@ -147,7 +152,7 @@ class Trajectory:
         self.ids = []  # every token, of messages and of answers
         self.mask = []  # did the model write it? Only those tokens are trained
         self.old_logp = []  # log-probability with which the model sampled it; 0 for the environment's tokens
-        self.reward = []  # reward of a turn, on the last token of its answer (its end of turn); 0 elsewhere
+        self.reward = []  # reward of a turn, on the last token of its answer; 0 elsewhere
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # of the policy's choices, summed over the tokens that it wrote
         self.actions_left = actions_left
@@ -219,9 +224,9 @@ def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len
     for group, seed in enumerate(seeds):
         for noise in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, noise, group, tok, cfg))
-    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]
+    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what the template puts behind an answer
     dice = torch.Generator(cfg.device).manual_seed(dice_seed)
-    cache = KVCache(len(seeds), cfg.device)
+    cache = KVCache(len(seeds), cfg.device)  # part 2: what every episode has read so far
     live = trajs
     while live:
         writing = live
@@ -296,14 +301,15 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). A step is a token that the model wrote, t+1 its next such token; v_t is
-    the critic's forecast, before token t, of the rewards still to come.
+    """Generalised advantage estimation (PPO). A time step t is a token that the model wrote, t+1 its next one; v_t is the
+    critic's forecast of the rewards still to come, made before that token (both stand in column t, see collate).
 
         delta_t = r_t + gamma v_t+1 - v_t           how much better did this one step turn out than was forecast?
         A_t     = delta_t + gamma lambda A_t+1      ... and the steps after it
 
-    gamma < 1 would count later rewards less. lambda < 1 would trust the critic: surprises far ahead fade out, which is
-    less noise and more error. At gamma = lambda = 1, the default, the v in between cancel: A_t = rewards to come - v_t.
+    gamma < 1 would count later rewards less. lambda < 1 would trust the critic's next forecast more than what really
+    came: less noise, but the critic's errors. At gamma = lambda = 1, the default, the v in between cancel, and
+    A_t = rewards to come - v_t.
     The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything.
 
         token    ours   the world's   ours
@@ -319,7 +325,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         next_advantage = torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(ours, value[:, t], next_value)
         advantage[:, t] = next_advantage * ours
-    return advantage, (advantage + value) * mask
+    return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should have said
 
 
 def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T-1); PPO: value, ret; KL: kl
@@ -330,8 +336,8 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
         # what pi_old samples, the bracket ("k1") is the divergence KL(pi_old || pi_ref): drifting from where we began
         # costs reward, and a token pays for the drift that it leads to, as for any other cost. (As a term of the loss
-        # k1 would do nothing on average: its gradient is grad log pi, and the mean of that is 0, see policy_loss.)
-        batch["kl"] = (batch["old_logp"] - logps(models.ref, batch, cfg)) * batch["mask"]
+        # k1 would do nothing on average: ref is constant, so its gradient is grad log pi, whose mean is 0: policy_loss.)
+        batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
         add_ppo_advantages(batch, penalty, models.critic, cfg)
@@ -345,15 +351,16 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper) makes the step independent of the scale of rewards. It divides all
-    # groups by the same number, so that it cannot prefer one to another as the std of eq. 5 does.
+    # Whitening (released code, not in the paper) makes updates independent of the scale of rewards. It subtracts the same
+    # number from all tokens and divides all by the same, so that it cannot prefer one group to another, as eq. 5 can.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
     """One number for a whole episode, from its group. Only the KL penalty differs by token: each one bears what is
-    still to come, as a cost in reward should. It is added after the division by the group's std, as it is."""
+    still to come, as a cost in reward should. It is added behind the division by the group's std, which would make
+    the same drift cost more in one group than in another."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -365,11 +372,12 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 #     depend on the weights. With grad p = p grad log p the gradient is <R * sum_t grad log pi(token_t)>, a sum over the
 #     model's tokens: play, then make the tokens of an episode likelier in proportion to its return.
 #  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
-#     or the return that was expected. For the probabilities of all possible tokens sum to 1, so that the mean of
-#     grad log pi, sum_k pi_k grad log pi_k = grad sum_k pi_k, is 0.
+#     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
+#     sum_k pi_k grad log pi_k = grad sum_k pi_k = grad 1. (The mean of the *other* episodes will do as well.)
 #  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
-#  4. With ratio = pi / pi_old, at ratio 1, the gradient of ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>.
+#  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
+#     ratio * A is A * grad log pi.
+#  5. So going down -ratio * A goes up <R>: exactly at the first update, roughly as long as the ratio stays near 1.
 #
 # Why min and clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several
 # updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a token has
@@ -390,7 +398,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast. Moving it by more than VALUE_CLIP in one iteration never pays."""
+    """Squared error of the critic's forecast; the worse of two, so that no forecast hurries. Say it was 0 and the return
+    is 2: at 1 the clipped forecast, 0.5, is the worse one and has no gradient. It goes on from there next time."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -398,9 +407,9 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
 def update(batch, models, cfg, seed):  # -> statistics of every gradient step
     """Every trajectory is used once per epoch, E = cfg.batch of them in a step."""
     steps = []
-    dice = torch.Generator().manual_seed(seed)
+    shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
-        order = torch.randperm(len(batch["mask"]), generator=dice)
+        order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.batch):
             steps.append(gradient_step(batch, rows.tolist(), models, cfg))
     return steps
@@ -425,8 +434,8 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             loss.backward()
             stats["value_loss"] += loss.item()
     norms = []
-    for group in models.optimizer.param_groups:  # the policy's weights, the critic's
-        norms.append(torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM).item())
+    for network in models.optimizer.param_groups:  # the policy's weights, the critic's
+        norms.append(torch.nn.utils.clip_grad_norm_(network["params"], MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]
     need(np.isfinite([*stats.values(), *norms]).all(), not_finite("loss or gradient", cfg))
     models.optimizer.step()
@@ -438,13 +447,17 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
 def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
     """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
     rng = np.random.default_rng([cfg.seed, i])
-    draws = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    first_seed = len(envs.EVAL_SEEDS)  # those below are for evaluation
+    draws = rng.integers(first_seed, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     seeds, dice_seed = draws[:-1], draws[-1]
     clock = time.perf_counter()
     trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, dice_seed, cfg.temperature)
     R = returns(trajs, cfg)
-    seconds_rollout = time.perf_counter() - clock
-    row = {"iteration": i, "seconds_rollout": seconds_rollout} | look_at_rollout(i, trajs, models, cfg)
+    row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
+    if i == 1:
+        self_check(trajs, models.policy, cfg)
+    if cfg.mi_every and i % cfg.mi_every == 0:
+        row["mutual_information"] = mutual_information(trajs, models, cfg)
 
     trained, steps = [], []
     clock = time.perf_counter()
@@ -467,31 +480,30 @@ def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before tra
         return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
     cfg, rows = open_run(models, cfg)
     print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
-    bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc="StarPO-S" if cfg.starpo_s else "StarPO")
-    for i in range(len(rows), cfg.iterations + 1):
-        row, trajs, trained = {"iteration": 0}, [], []
-        if i > 0:
-            row, trajs, trained = iterate(i, models, cfg)
+    done, title = max(0, len(rows) - 1), "StarPO-S" if cfg.starpo_s else "StarPO"
+    with tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
+        for i in range(len(rows), cfg.iterations + 1):
+            row, trajs, trained = {"iteration": 0}, [], []
+            if i > 0:
+                row, trajs, trained = iterate(i, models, cfg)
 
-        # ------------------------------------------ everything from here on is looking, telling and saving
-        last = i == cfg.iterations
-        if cfg.eval_every and (i % cfg.eval_every == 0 or last):
-            when = "before" if i == 0 else "after" if last else f"iter {i}"
-            row["eval"] = evaluate(when, models, cfg)
-        rows.append(row)
-        warn_of_collapse(rows)
-        append(cfg, "log.jsonl", row)
-        stop = STOP[:] if not last else []
-        if i % cfg.save_every == 0 or last or stop:  # at 0, too: is the disk writable?
-            write_xray(trajs, trained, models, cfg)
-            save(models, cfg)
-        if stop:
-            bar.close()
-            say(f"Go on: python ragen_mini.py --resume {cfg.out}")
-            raise SystemExit(128 + stop[0])
-        bar.update(i > 0)
-        bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
-    bar.close()
+            # -------------------------------------- everything from here on is looking, telling and saving
+            last = i == cfg.iterations
+            if cfg.eval_every and (i % cfg.eval_every == 0 or last):
+                when = "before" if i == 0 else "after" if last else f"iter {i}"
+                row["eval"] = evaluate(when, models, cfg)
+            rows.append(row)
+            warn_of_collapse(rows)
+            append(cfg, "log.jsonl", row)
+            asked_to_stop = STOP and not last
+            if i % cfg.save_every == 0 or last or asked_to_stop:  # at 0, too: is the disk writable?
+                write_xray(trajs, trained, models, cfg)
+                save(models, cfg)
+            if asked_to_stop:
+                say(f"Go on: python ragen_mini.py --resume {cfg.out}")
+                raise SystemExit(128 + STOP[0])  # the exit code that shells expect after a signal
+            bar.update(i > 0)
+            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
     skipped = sum(row.get("updates") == 0 for row in rows)
     print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
     return rows
@@ -638,14 +650,14 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     logps, entropies = [], []
     for some_hidden, some_targets in zip(hidden.split(size), targets.split(size)):
         logp, entropy = without_keeping_activations(
-            choose_logps, policy.get_output_embeddings(), some_hidden, some_targets, cfg.temperature,
+            logps_from_hidden, policy.get_output_embeddings(), some_hidden, some_targets, cfg.temperature,
             use_reentrant=False)
         logps.append(logp)
         entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
 
 
-def choose_logps(head, hidden, targets, temperature):  # (c,D), (c,) -> log pi (c,), entropy (c,)
+def logps_from_hidden(head, hidden, targets, temperature):  # (c,D), (c,) -> log pi (c,), entropy (c,)
     logp = (head(hidden).float() / temperature).log_softmax(-1)  # (c,V)
     entropy = -(logp.exp() * logp).sum(1)
     return logp.gather(1, targets[:, None])[:, 0], entropy
@@ -669,7 +681,7 @@ def on_grid(per_token, batch):  # per_token(part) -> (n,); here each value in it
     return grid
 
 
-def logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the model wrote, elsewhere 0
+def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the model wrote, elsewhere 0
     return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
 
 
@@ -685,6 +697,8 @@ class Models:
 
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. The critic begins as the policy with a new scalar head."""
+    transformers.logging.set_verbosity_error()  # it would report that the critic's head is new
+    transformers.utils.logging.disable_progress_bar()
     source = TINY if cfg.model == "tiny" else cfg.model
     torch.manual_seed(cfg.seed)  # for the critic's head
 
@@ -715,19 +729,11 @@ def check_length(tok, policy, cfg):
 
 
 # -------------------------------------------------------------------------------------- looking and telling
-def look_at_rollout(i, trajs, models, cfg):  # -> further columns of the log; before the first update on `trajs`
-    if i == 1:
-        self_check(trajs, models.policy, cfg)
-    if cfg.mi_every and i % cfg.mi_every == 0:
-        return {"mutual_information": mutual_information(trajs, models, cfg)}
-    return {}
-
-
 def self_check(trajs, policy, cfg):
     """The invariants that silent bugs break. The first one is why the log-probs of the rollout can be the old ones:
     a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
     batch = collate(trajs[:16], cfg.device)
-    gap = (logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
+    gap = (grid_logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
     small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16: 1 only roughly
     assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
@@ -822,7 +828,7 @@ def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the n
             for token in z:
                 pair.add_sampled(token, 0.0)
             pairs.append(pair)
-    logp = logps(models.policy, collate(pairs, cfg.device), cfg).sum(1).view(len(own), len(prompts))
+    logp = grid_logps(models.policy, collate(pairs, cfg.device), cfg).sum(1).view(len(own), len(prompts))
     own_logp = logp[range(len(own)), [prompts.index(x) for x in own]]
     return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
 
@@ -838,7 +844,7 @@ def write_xray(trajs, trained, models, cfg):
     rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one
     part = {key: x[rows] for key, x in batch.items()}
     if trained:
-        part["ratio"] = (logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
+        part["ratio"] = (grid_logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
     episodes = []
     for k, row in enumerate(rows):
         traj = chosen[row]
@@ -887,12 +893,15 @@ def new_folder(cfg):
     if not name:
         method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
         name = f"runs/{cfg.env}-{method}-seed{cfg.seed}"
-    out = Path(name)
-    for number in itertools.count(2):
-        if not out.exists():
+    for number in itertools.count(1):
+        out = Path(name if number == 1 else f"{name}-{number}")
+        try:
             out.mkdir(parents=True)
             return str(out)
-        out = Path(f"{name}-{number}")
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"--out {out} cannot be made ({error})") from error
 
 
 def save(models, cfg):
@@ -944,7 +953,7 @@ def ask_to_stop(number, _):
 # PART 3: THE COMMAND LINE
 # ===========================================================================================================
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
-FOR_TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=32, eval_prompts=256)
+FOR_TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
 MAY_BE_ZERO = {"seed", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
@@ -977,7 +986,7 @@ class Config:
     max_turns: int = option(5, "turns of an episode")
     max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
     max_actions: int = option(10, "actions of an episode")
-    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 32, others: 400)")
+    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
     temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
     no_think: bool = option(False, "answer at once, without <think>...</think>")
     success_rate: float = option(1 / 3, "FrozenLake: probability of the intended move (later code: 0.8)")
@@ -1057,8 +1066,6 @@ def parse_config(argv=None):  # -> Config
 
 
 def main():
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     try:
         cfg = parse_config()
         if not cfg.eval_only:
@@ -1069,7 +1076,7 @@ def main():
         print(error, file=sys.stderr)
         sys.exit(2)
     except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
-        print(f"{error}. A run that has begun goes on from its last checkpoint: --resume RUN", file=sys.stderr)
+        print(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint", file=sys.stderr)
         sys.exit(2)
 
 

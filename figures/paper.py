@@ -230,6 +230,7 @@ def title_of(name, args):
 
 def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
     _, _, tested = metric.partition(" ")
+    world = re.sub(r", \d+$", "", world)  # the number of iterations tells two entries of paper.json apart
     if tested:
         return f"{world} -> {tested}"
     return world
@@ -241,6 +242,8 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         groups = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
         panels.append((metric, panel_title(world, metric) + ": ", groups))
     most = 3
+    if len(panels) == 4:
+        most = 4
     if len(panels) > 6:
         most = 5
     file = f"{name}.png"
@@ -273,19 +276,19 @@ def table(name, args):  # -> Markdown; a cell: mean [lowest, highest] seed / ran
     return f"{title_of(name, args)}\n\n" + markdown(head, lines.values())
 
 
-def results(name, args):  # -> Markdown; one row a world, one column a seed
-    lines = []
+def results(name, args):  # -> Markdown; one line a world, success after training by seed
+    lines = [f"{title_of(name, args)}, by seed, with 95% intervals:\n"]
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
-            cells = []
+            ends = []
             for config, rows in runs_of(world, method, args):
                 _, success = plots.series(config, rows, metric)
                 low, high = envs.interval(success[-1], config["eval_prompts"])
-                cells.append(f"{success[0]:.2f} -> {success[-1]:.2f} [{low:.2f}, {high:.2f}]")
+                ends.append(f"{success[-1]:.2f} [{low:.2f}, {high:.2f}]")
             random, optimal = yardsticks(config["env"], config)
-            lines.append([world.split(",")[0], method, *cells, f"{random:.2f}", f"{optimal:.2f}"])
-    seeds = [f"seed {seed}" for seed in range(args.seeds)]
-    return f"{title_of(name, args)}\n\n" + markdown(["", "method", *seeds, "random", "optimal"], lines)
+            lines.append(f"- {world.split(',')[0]} ({method}): {success[0]:.2f} -> {', '.join(ends)}; "
+                         f"random {random:.2f}, optimal {optimal:.2f}")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------------- claims

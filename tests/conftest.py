@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 os.environ |= {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # no network, no window
+os.environ["OMP_NUM_THREADS"] = "1"  # so small models gain nothing from more, and threads that wait for a busy core lose much
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 

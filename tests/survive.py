@@ -113,6 +113,10 @@ def rows_of(out):  # -> finished rows of the log, of a run that may not have beg
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
 
 
+def saved_rows(out):  # -> of the log that came with the last checkpoint
+    return rm.saved_state(Path(out, "checkpoint"))["logs"]["log.jsonl"].splitlines()
+
+
 def untimed(rows):
     return [{key: x for key, x in row.items() if not key.startswith("seconds")} for row in rows]
 
@@ -138,7 +142,9 @@ def same(one, other):  # two folders of runs -> "" or what differs
         for name, text in state.pop("logs").items():
             if Path(out, name).read_text() != text:
                 wrong.append(f"{name} in {out}/checkpoint/trainer.pt")
-    wrong += [name for name in states[0].keys() | states[1].keys() if not equal(states[0].get(name), states[1].get(name))]
+    for name in states[0].keys() | states[1].keys():
+        if not equal(states[0].get(name), states[1].get(name)):
+            wrong.append(name)
     wrong += [name for name in ("checkpoint.new", "trainer.new") if Path(one, name).exists()]
     return " ".join(wrong)
 
@@ -221,7 +227,7 @@ def send(number, out, flags, **how):  # -> the process; a long run gets the sign
 def signals(work):
     """SIGINT and SIGTERM: the iteration is finished and saved, the command to go on is printed, exit 130 and 143.
     Ctrl-C in `python ragen_mini.py | tee log` ends tee, too: nobody reads what the run still has to say."""
-    flags = [*SMALL, "--eval-every", 1]
+    flags = [*SMALL, "--eval-every", 1, "--save-every", 10 ** 6]
     for name, number, how in (("sigint", signal.SIGINT, {}), ("sigterm", signal.SIGTERM, {}),
                               ("tee", signal.SIGINT, {"stdout": subprocess.PIPE})):
         out = work / name
@@ -229,10 +235,11 @@ def signals(work):
         if name != "tee":
             assert code == 128 + number and f"--resume {out}" in said and not lines, (code, said, lines)
         done = len(rows_of(out)) - 1
+        assert len(saved_rows(out)) == done + 1, "nothing was lost"
         finished("--resume", out, "--iterations", done + 1)
         finished(*flags, "--iterations", done + 1, "--out", work / f"{name}-whole")
         assert_same(out, work / f"{name}-whole")
-    print("signals: SIGINT exits with 130, SIGTERM with 143; both, and a Ctrl-C that ends tee, too, resume to equal runs")
+    print("signals: SIGINT exits with 130, SIGTERM with 143; these, and a Ctrl-C that ends tee, resume to equal runs")
 
 
 # ------------------------------------------------------------------------------------------------------- disk
@@ -315,8 +322,8 @@ def written_by_models(count):  # -> that many answers of a random model and of t
     for seed in itertools.count():
         cfg = rm.Config(model="tiny", device="cpu", max_new_tokens=48, no_think=seed % 2 == 1)
         world = ("frozenlake", "sokoban", "bandit")[seed % 3]
-        for model, temperature in itertools.product((random_llama(len(tok)), tiny), (0.7, 1.0, 2.0)):
-            trajs = rm.rollout(model, tok, world, range(300, 302), 16, cfg, seed, temperature)
+        for temperature, model in itertools.product((0.7, 1.0, 2.0), (random_llama(len(tok)), tiny)):
+            trajs = rm.rollout(model, tok, world, range(300, 302), 4, cfg, seed, temperature)
             texts += [turn["answer"] for traj in trajs for turn in traj.turns]
             if len(texts) >= count:
                 return texts[:count]
@@ -343,10 +350,11 @@ def parser(work=None, count=200_000, seed=0, written=None):
     """Random, hostile and model-written strings: never an exception, and always the verdict of the parser by hand."""
     dice, began = random.Random(seed), time.time()
     written = written_by_models(count // 10 if written is None else written)
+    worlds = [(envs.Sokoban.actions, 5), (envs.FrozenLake.actions, 1), (("Teacher", "Engineer"), 2)]
     valid = longest = 0
     for number in range(count):
         text = written[number] if number < len(written) else some_text(number % 4, dice)
-        actions, limit = dice.choice([(envs.Sokoban.actions, 5), (envs.FrozenLake.actions, 1), (("Teacher", "Engineer"), 2)])
+        actions, limit = dice.choice(worlds)
         found = rm.parse_answer(text, actions, limit)
         assert found == by_hand(text, actions, limit), (text, found)
         assert found is None or (0 < len(found) <= limit and set(found) <= set(actions)), (text, found)
@@ -403,7 +411,7 @@ def delete(name):
 
 
 def half_a_checkpoint(run):  # a process died while it wrote one
-    shutil.copytree(run / "checkpoint", run / "checkpoint.new")
+    shutil.copytree(run / "checkpoint", run / "checkpoint.new", ignore=shutil.ignore_patterns("trainer.pt"))
     cut("checkpoint.new/model.safetensors", 0.3)(run)
     shutil.copy(run / TRAINER, run / "trainer.new")
     cut("trainer.new", 0.3)(run)
@@ -442,7 +450,7 @@ HARMLESS = {  # what was damaged: how; trainer.pt has all of it, too
 
 
 def damage(work):
-    """Files cut off, foreign or deleted, then --resume: one line that says what to do, or a run equal to the whole one."""
+    """Files cut off, foreign or deleted, then --resume: one line that says what to do, or an equal run."""
     whole, half = work / "whole", work / "half"
     finished(*SMALL, "--out", whole)
     code, _, lines = run(*SMALL, "--out", half, program=["-c", DIES.format(iteration=4)])
@@ -461,8 +469,8 @@ def damage(work):
     for given in (["--env", "sokoban"], ["--seed", "1"], ["--model", "tiny"], ["--algo", "grpo"], ["--out", "x"]):
         one_line(run("--resume", half, *given), "cannot change", given[0][2:])
     assert not (ROOT / "pwned").exists(), "a pickle was executed"
-    print(f"damage: {len(ERRORS)} damaged runs and 5 contradicting options gave a one-line error, {len(HARMLESS)} went on "
-          "to equal runs")
+    print(f"damage: {len(ERRORS)} damaged runs and 5 contradicting options gave a one-line error, {len(HARMLESS)} went "
+          "on to equal runs")
 
 
 def main():

@@ -12,6 +12,9 @@ import plots
 import ragen_mini as rm
 from conftest import ROOT
 
+sys.path.insert(0, str(ROOT / "figures"))
+import paper
+
 README = (ROOT / "README.md").read_text()
 BELOW = {"envs": [], "plots": ["envs"], "ragen_mini": ["envs", "plots"], "tiny/cold_start": ["envs", "ragen_mini"],
          "figures/paper": ["envs", "plots", "ragen_mini"]}
@@ -78,6 +81,22 @@ def test_readme_commands_are_understood(tmp_path, monkeypatch):
     assert all(argv[0] in ("curves", "xray") for argv in commands("plots.py"))
     for name in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / name).exists(), name
+
+
+def test_readme_results_are_those_of_the_shipped_runs():
+    args = paper.parse(["results"])
+    args.folder = ROOT / "figures/tiny"
+    _, *lines = paper.results("results", args).strip().splitlines()
+    found = [line for line in lines if line]
+    assert len(found) == 4 and all(line in README for line in found)
+
+
+def test_readme_episode_is_a_real_one():
+    """Its thoughts and answers, before and after, in the transcripts of a shipped run."""
+    episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
+    said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
+    shown = re.findall(r"^    (?:before|after) +<think> (.*) <\|im_end\|>", README, re.M)
+    assert len(shown) == 3 and all(answer in said for answer in shown)
 
 
 def test_readme_world_can_be_played(cfg, play):

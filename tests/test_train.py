@@ -1,6 +1,6 @@
 """The program as its user meets it: runs, folders, checkpoints, settings, mistakes."""
+import copy
 import json
-import os
 import re
 import shutil
 import signal
@@ -27,7 +27,7 @@ def run(out, *flags, model="tiny"):  # one run of the real command line, in this
 
 @pytest.fixture(scope="module")
 def bandit(tmp_path_factory):
-    """A finished run, its rows."""
+    """A finished run, with its picture; its rows."""
     out = tmp_path_factory.mktemp("bandit") / "run"
     return out, run(out, "--env", "bandit", "--algo", "grpo", "--eval-prompts", 32)
 
@@ -70,12 +70,12 @@ def test_algorithms_run_on_worlds(tmp_path, folder, flags):
 
 
 def test_same_seed_same_log(tmp_path):
-    first, second, other = [run(tmp_path / str(i), "--seed", seed, "--iterations", 1) for i, seed in enumerate((5, 5, 6))]
-    assert untimed(first) == untimed(second) != untimed(other)
+    logs = [untimed(run(tmp_path / str(i), "--seed", seed, "--iterations", 1)) for i, seed in enumerate((5, 5, 6))]
+    assert logs[0] == logs[1] != logs[2]
 
 
 def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, monkeypatch):
-    """Every slice has P prompts of its own, whole groups, and is updated on once, with the model the slice before left."""
+    """Every slice has P prompts of its own, whole groups, and is updated on once, by what the slice before left."""
     slices, weights = [], []
     compute_advantages = rm.compute_advantages
 
@@ -91,8 +91,26 @@ def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, monkeypatch):
     assert rows[1]["updates"] == 3 and rows[1]["kept"] == 24 and len(set(weights)) == 3
 
 
+def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
+    """Two steps, against the same two steps of which the second one is made by a copy that never had a gradient."""
+    def models_of(policy):
+        policy = copy.deepcopy(policy)
+        policy.zero_grad(set_to_none=True)
+        return rm.Models(policy, None, None, torch.optim.SGD(policy.parameters(), lr=1.0), tok)
+    batch = rm.collate(rm.rollout(llama, tok, "bandit", [300, 301, 302, 303], 1, cfg, 0, 1.0), "cpu")
+    batch["adv"] = torch.tensor([[1.0], [-2.0], [3.0], [-4.0]]) * batch["mask"]
+    one = models_of(llama)
+    rm.gradient_step(batch, [0, 1], one, cfg)
+    other = models_of(one.policy)
+    rm.gradient_step(batch, [2, 3], one, cfg)
+    assert not survive.equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
+    rm.gradient_step(batch, [2, 3], other, cfg)
+    assert survive.equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
+
+
 def test_evaluation_on_other_worlds(tmp_path):
-    rows = run(tmp_path / "run", "--env", "sokoban", "--eval-envs", "sokoban_newvocab,frozenlake,sokoban", "--eval-only")
+    others = "sokoban_newvocab,frozenlake,sokoban"
+    rows = run(tmp_path / "run", "--env", "sokoban", "--eval-envs", others, "--eval-only")
     assert list(rows[0]["eval"]) == ["sokoban", "sokoban_newvocab", "frozenlake"]
     assert not (tmp_path / "run").exists(), "an evaluation makes no folder"
 
@@ -121,18 +139,19 @@ def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
         traj.reward[-1], traj.done = reward, True
         traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer)))
     monkeypatch.setattr(rm, "take_turn", toy)
+    sizes = ("--env bandit --prompts 2 --rollouts 32 --batch 32 --iterations 12 --max-new-tokens 6 --lr 1e-2 "
+             "--critic-lr 5e-3 --eval-every 0")
     for algo in ("ppo", "grpo"):
-        rows = run(tmp_path / algo, *"--env bandit --prompts 2 --rollouts 32 --batch 32 --iterations 12 --eval-every 0".split(),
-                   *"--lr 1e-2 --critic-lr 5e-3 --max-new-tokens 6 --algo".split(), algo, model=random_folder)
+        rows = run(tmp_path / algo, *sizes.split(), "--algo", algo, model=random_folder)
         assert rows[-1]["reward"] > rows[1]["reward"] + 0.5, (algo, rows[1]["reward"], rows[-1]["reward"])
 
 
-def test_pictures_of_a_run(tmp_path, bandit, pictures):
-    """What every run draws at its end, and the pages a user asks for, from the files of a real run."""
-    out = shutil.copytree(bandit[0], tmp_path / "run")
-    plots.main(["curves", str(out)])
+def test_pictures_of_a_run(bandit, capsys):
+    """The dashboard that it drew at its end, and the page of two of its episodes."""
+    out, _ = bandit
     assert (out / "curves.png").stat().st_size > 10_000
     plots.main(["xray", str(out)])
+    assert capsys.readouterr().out == f"{out / 'xray.html'}\n"
     assert json.dumps(str(out)) in (out / "xray.html").read_text()
 
 
@@ -184,14 +203,14 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--foo 1", "--help"), ("--env chess", "frozenlake"), ("--eval-envs bandit,chess", "chess"), ("--prompts two", "int"),
+    ("--foo 1", "--help"), ("--iter 5", "--help"), ("--prompts two", "int"), ("--env chess", "frozenlake"),
     ("--keep 0", "above 0"), ("--keep 1.5", "at most 1"), ("--rollouts 0", "above 0"), ("--lr nan", "above 0"),
-    ("--lr inf", "at most"), ("--seed -1", "at least 0"), ("--iter 5", "--help"),
+    ("--lr inf", "at most"), ("--seed -1", "at least 0"), ("--eval-envs bandit,chess", "chess"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),
-    ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--resume {tmp}", "does not exist: nothing to go on"),
-    ("--out {file}/run", "Not a directory")]
+    ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
+    ("--resume {tmp}", "does not exist: nothing to go on with")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
