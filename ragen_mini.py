@@ -953,7 +953,7 @@ def ask_to_stop(number, _):
 # PART 3: THE COMMAND LINE
 # ===========================================================================================================
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
-FOR_TINY = dict(iterations=100, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
+FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
 MAY_BE_ZERO = {"seed", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
@@ -972,7 +972,7 @@ class Config:
     model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
     device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
     seed: int = option(0, "of everything random")
-    iterations: int | None = option(None, "rounds of rollout and update (tiny: 100, other models: 200)")
+    iterations: int | None = option(None, "rounds of rollout and update (tiny: 60, other models: 200)")
     eval_envs: str = option("", "evaluate in these worlds, too: names with commas between them")
     eval_every: int = option(20, "iterations between evaluations; 0: never")
     eval_prompts: int | None = option(None, "evaluation levels, at most 256 (256; large models without a GPU: 8)")
