@@ -83,8 +83,8 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
     """Two arms, one pull. State: the two names in the order in which they are shown, then the one that was pulled.
-    Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25. The names hint at which is
-    which; the seed shuffles them. Success = pulling the risky one, whatever it pays."""
+    Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
+    which is which; the seed shuffles them. Success is the better decision, the risky arm, whatever it happens to pay."""
     split = False  # there are only two levels
 
     def __init__(self, low, high):
@@ -186,7 +186,7 @@ def carve(rng, size):  # -> set of cells
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves, move, floor = list(MOVES), "Up", set()
-    for _ in range(int(1.7 * 2 * size)):
+    for _ in range(int(1.7 * (size + size))):
         if rng.random() < 0.35:
             move = moves[rng.integers(4)]
         if shift(cell, move) in inside:
@@ -323,7 +323,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     """Exact, by dynamic programming. V[s]: the chance of success from state s with some number of actions left.
     Q[s,a]: the same after choosing action a there, the mean of V over what may happen. With one more action left
     V[s] is the mean of Q[s,a] over all actions for a random player, and the largest Q[s,a] for the best one, who
-    sees the state before every action. States in which the episode is over keep their V: 1 if won, else 0."""
+    sees the state before every action. States in which the episode is over keep their V: 1 if won, else 0. So do
+    those that are first reached with the last action."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
@@ -334,7 +335,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         curve = [V[0]]  # states[0] is the present state
         for _ in range(horizon):
             Q = np.zeros((len(states), len(env.actions)))
-            np.add.at(Q, (state, action), chance * V[new])
+            np.add.at(Q, (state, action), chance * V[new])  # Q[s,a] += chance * V[s'], line by line of the table
             V[not_over] = pick(Q[not_over], axis=1)
             curve.append(V[0])
         curves.append(curve)

@@ -1,4 +1,5 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
+figures/paper.py draws with these functions, too, several seeds to a line.
 
     python plots.py curves RUN [RUN ...]    a dashboard, several runs overlaid: RUN/curves.png (or --out FILE.png)
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
@@ -24,10 +25,10 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
     "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
     "kl": ("log pi_old - log pi_ref", "distance from the first model, per token; 0 without a KL term"),
-    "response_length": ("tokens per episode", ""),
+    "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
-    "seconds": ("seconds so far", ""),
+    "seconds": ("seconds so far", "of rollouts and updates"),
 }
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
@@ -90,9 +91,10 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
 
 
 # -------------------------------------------------------------------------------------------------- drawing
-def draw_panel(ax, metric, title, groups, colours):
-    """groups: {"PPO": [(config, rows) of seed 0, of seed 1, ...], "GRPO": [...]}. Line: the mean over seeds. Band: from
-    the lowest to the highest seed; of a success rate with one seed its 95% interval."""
+def draw_panel(ax, metric, title, groups, labels):
+    """groups: {"PPO": [(config, rows) of seed 0, of seed 1, ...], "GRPO": [...]}; labels: all that a figure has, in the
+    order of their colours. Line: the mean over seeds. Band: from the lowest to the highest seed; of a success rate with
+    one seed its 95% interval."""
     kind, _, world = metric.partition(" ")
     for style, (label, runs) in zip(itertools.cycle(["-", "--", "-.", ":"]), groups.items()):
         lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
@@ -107,7 +109,7 @@ def draw_panel(ax, metric, title, groups, colours):
             levels = runs[0][0]["eval_prompts"]
             low, high = np.array([envs.interval(p, levels) for p in y[0]]).T
         marker = "o" if kind == "eval" else ""
-        colour = f"C{colours.index(label)}"
+        colour = f"C{labels.index(label)}"
         ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
         ax.plot(x, y.mean(0), style + marker, color=colour, label=label)
     if kind == "eval":
@@ -115,7 +117,7 @@ def draw_panel(ax, metric, title, groups, colours):
         draw_yardsticks(ax, world, groups)
     ax.set_title(title + METRICS[kind][0])
     if kind in LOGARITHMIC:
-        ax.set_yscale("symlog", linthresh=1e-3)  # a logarithmic axis that has a place for 0
+        ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
 
 
 def draw_yardsticks(ax, world, groups):
@@ -134,16 +136,16 @@ def draw_yardsticks(ax, world, groups):
 
 
 @matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, colours=None):  # panels: (metric, title, groups) of each -> out
+def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, groups) of each -> out
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * math.ceil(len(panels) / columns) + 0.5), layout="constrained")
     shown = None
     for place, (metric, panel_title, groups) in enumerate(panels, 1):
         ax = fig.add_subplot(math.ceil(len(panels) / columns), columns, place)
-        draw_panel(ax, metric, panel_title, groups, colours or list(groups))
+        draw_panel(ax, metric, panel_title, groups, labels or list(groups))
         if list(groups) != shown:  # the same lines as in the panel before need no second legend
             ax.legend(title=band_of(metric, groups))
         shown = list(groups)
-    fig.suptitle(f"{title}, by iteration", fontsize=10)
+    fig.suptitle(f"{title}, by iteration (of P prompts)", fontsize=10)
     fig.savefig(out, dpi=90)
     return out
 
@@ -176,8 +178,9 @@ def xray(run):  # -> Path of the page
     if not file.is_file():
         raise CannotDraw(f"{run} has no xray.json: it is written with the first checkpoint after training began")
     data = json.dumps({"title": str(run), "episodes": json.loads(file.read_text())})
+    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(run, "xray.html")
-    page.write_text(PAGE.read_text().replace("EPISODES", data.replace("<", "\\u003c")))
+    page.write_text(PAGE.read_text().replace("EPISODES", data))  # the template's placeholder
     return page
 
 
@@ -190,6 +193,8 @@ def main(argv=None):
     parser.add_argument("runs", nargs="+", help="folders of runs")
     parser.add_argument("--out", help="curves: a .png instead of RUN/curves.png")
     args = parser.parse_args(argv)
+    if args.what == "xray" and args.out:
+        parser.error("--out is for curves")
     try:
         if args.what == "curves":
             print(curves(args.runs, args.out))

@@ -266,7 +266,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
     returns are all alike there is nothing to prefer; where they differ, the policy does not know its way yet.
 
-    NOTE: R is raw. After the group normalisation of eq. 5 every U would be 1, and the order rounding noise."""
+    NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))
     return U.argsort(descending=True, stable=True)[:k].sort().values
@@ -291,8 +291,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
     NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
     16: it pays 1 in a quarter of the cases and else 0, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on
-    average +0.09, rightly. But the std is as large as the surprise: A is +3.75 or -3.75, and in three of four cases
-    -3.75. Subtracting the mean needs no such warning, it is one of the things that one may subtract (policy_loss)."""
+    average +0.09, rightly. But the std of this group is a quarter of |1 - 0.15| or |0 - 0.15|, as the case may be: the
+    larger the surprise, the more it is divided by. A is +3.75 or -3.75, and in three of four cases -3.75, on average
+    -1.9. Subtracting the mean needs no such warning, it is one of the things that one may subtract (policy_loss)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -301,24 +302,25 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). A time step t is a token that the model wrote, t+1 its next one; v_t is the
-    critic's forecast of the rewards still to come, made before that token (both stand in column t, see collate).
+    """Generalised advantage estimation (PPO). A time step t is a token that the model wrote, t' its *next own* token; v_t
+    is the critic's forecast of the rewards still to come, made before that token (in column t, see collate).
 
-        delta_t = r_t + gamma v_t+1 - v_t           how much better did this one step turn out than was forecast?
-        A_t     = delta_t + gamma lambda A_t+1      ... and the steps after it
+        delta_t = r_t + gamma v_t' - v_t            how much better did this one step turn out than was forecast?
+        A_t     = delta_t + gamma lambda A_t'       ... and the steps after it
 
     gamma < 1 would count later rewards less. lambda < 1 would trust the critic's next forecast more than what really
     came: less noise, but the critic's errors. At gamma = lambda = 1, the default, the v in between cancel, and
     A_t = rewards to come - v_t.
     The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything.
 
-        token    ours   the world's   ours
-        v         0.3      -           0.6
-        r         0        -           1         delta = 1 - 0.6 = 0.4 and 0 + 0.6 - 0.3 = 0.3
-        A         0.7      -           0.4       0.3 + 0.4 = 0.7 = 1 - 0.3
+        token    ours                   the world's    ours
+        v        0.3                        -          0.6
+        r        0                          -          1
+        delta    0 + 0.6 - 0.3 = 0.3        -          1 + 0 - 0.6 = 0.4        after the last token nothing comes
+        A        0.3 + 0.4 = 0.7            -          0.4                      0.7 = 1 - 0.3, as it should
     """
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # after the last token nothing comes
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # an episode that is out of turns is over, too
     for t in reversed(range(value.shape[1])):
         ours = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where the token is not ours
@@ -359,8 +361,8 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
     """One number for a whole episode, from its group. Only the KL penalty differs by token: each one bears what is
-    still to come, as a cost in reward should. It is added behind the division by the group's std, which would make
-    the same drift cost more in one group than in another."""
+    still to come, as a cost in reward should. It is added after the division by the group's std: divided as well, the
+    same drift would cost more in one group than in another."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -377,7 +379,10 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 #  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
 #  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
 #     ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>: exactly at the first update, roughly as long as the ratio stays near 1.
+#  5. So going down -ratio * A goes up <R>: at the first update its gradient is an unbiased estimate of the right one (as
+#     long as A only subtracts; what eq. 5 and whitening divide by is a matter of scale, with the trap that
+#     `grpo_advantages` tells of), later a good one as long as the ratio stays near 1.
+#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor.
 #
 # Why min and clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several
 # updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a token has
@@ -385,8 +390,10 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 #     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
 # The clip alone would also stop the gradient on the wrong side. A bad token (A < 0) may have become *likelier*, since all
 # tokens share the same weights. Say ratio = 1.5, A = -1: then ratio A = -1.5, clip(ratio) A = -1.2, min takes the first,
-# which still has its gradient, and the token is pushed back.
+# which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
+# ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 #
+# log pi of the tokens, with its gradient, comes from `token_logps` in part 2: one forward pass and a log-softmax.
 # The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4, 6, with the sign of a loss, minus the entropy bonus."""
@@ -754,7 +761,7 @@ def explain(cfg):  # -> what the settings mean for the objective, in words
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 
-def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; README says what each means
+def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
     tokens = sum(sum(traj.mask) for traj in trajs)
@@ -780,8 +787,8 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; README say
 
 
 def warn_of_collapse(rows):
-    """Once a run, never stopping it. Valid turns are the sign: success, in-group std and entropy also fall in runs
-    that are healthy, when a task is solved."""
+    """Once a run, never stopping it. Valid turns are the sign: in-group std and entropy also fall in healthy runs, when a
+    task is solved."""
     valid = [row["valid"] for row in rows if "valid" in row]
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
@@ -1049,7 +1056,7 @@ def parse_config(argv=None):  # -> Config
     parser = transformers.HfArgumentParser(Config, prog="ragen_mini.py", allow_abbrev=False)
     parser.error = lambda text: need(False, f"{text} (--help lists all options)")
     names = vars(parser.parse_args(argv)).keys()  # --help and mistakes end here
-    parser.set_defaults(**dict.fromkeys(names))  # once more, to see what was really given
+    parser.set_defaults(**dict.fromkeys(names))  # a second time without defaults: what was really given?
     given = {name: x for name, x in vars(parser.parse_args(argv)).items() if x is not None}
     settings = {}
     if "resume" in given:

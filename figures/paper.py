@@ -251,8 +251,8 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         file = f"{name}-{args.iterations}.png"
     args.folder.mkdir(parents=True, exist_ok=True)
     title = title_of(name, args)
-    colours = list(PAPER["methods"])  # a method has the same colour in all figures
-    plots.draw(title, panels, args.folder / file, min(most, len(panels)), colours)
+    labels = list(PAPER["methods"])  # a method has the same colour in all figures
+    plots.draw(title, panels, args.folder / file, min(most, len(panels)), labels)
     return f"![{title}]({args.folder.name}/{file})"
 
 

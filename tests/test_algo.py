@@ -92,9 +92,12 @@ def test_filter_keeps_the_most_uncertain_prompts():
 
 
 def test_filter_sees_raw_returns():
-    """After group normalisation every live group has std 1 and the order would be lost: it must not be invariant."""
-    R = torch.tensor([[0.0, 1, 0, 1], [0, 10, 0, 10]])
-    assert rm.uncertainty_filter(R, 0.5).tolist() == [1] and rm.uncertainty_filter(R.flip(0), 0.5).tolist() == [0]
+    """After group normalisation all spreads are equal but for rounding, and the two largest would not be found."""
+    spreads = torch.tensor([300.0, 100, 800, 500, 200, 700, 400, 600])
+    R = spreads[:, None] * torch.tensor([0.0, 1, 0, 1])
+    for shift in range(8):
+        expected = sorted([(2 + shift) % 8, (5 + shift) % 8])
+        assert rm.uncertainty_filter(R.roll(shift, 0), 0.25).tolist() == expected
 
 
 def test_policy_gradient_at_ratio_one_is_reinforce():

@@ -95,7 +95,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, before and after, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    shown = re.findall(r"^    (?:before|after|\(and then\)) +<think> (.*) <\|im_end\|>", README, re.M)
+    shown = re.findall(r"^    (?:before|after|\(and then\)) +<think> (.* </answer>)", README, re.M)
     assert len(shown) == 3 and all(answer in said for answer in shown)
 
 
