@@ -4,8 +4,8 @@
     obs, reward, terminated, truncated, info = env.step("Right")    # info["success"]; the caller counts actions
 
 `seed` fixes the level, so that a whole group of episodes can start alike; `noise`, the number of an episode in its
-group, fixes slips and pay-outs. Nothing touches a global random state. Every world is a pure function, from which
-`step` merely samples:
+group, fixes slips and pay-outs. Nothing touches a global random state. Every world is a pure function of state and
+action (and of its level), from which `step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
 
@@ -185,7 +185,9 @@ def carve(rng, size):  # -> set of cells
     the walk and the chance of a new direction are gym-sokoban's."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
-    moves, move, floor = list(MOVES), "Up", set()
+    moves = list(MOVES)
+    move = "Up"
+    floor = set()
     for _ in range(int(1.7 * (size + size))):
         if rng.random() < 0.35:
             move = moves[rng.integers(4)]
@@ -324,7 +326,10 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     Q[s,a]: the same after choosing action a there, the mean of V over what may happen. With one more action left
     V[s] is the mean of Q[s,a] over all actions for a random player, and the largest Q[s,a] for the best one, who
     sees the state before every action. States in which the episode is over keep their V: 1 if won, else 0. So do
-    those that are first reached with the last action."""
+    those that are first reached with the last action.
+
+    Bandit: with no actions left V is 0 before the pull; with one, Q is 0 for the sure arm and 1 for the risky one, so
+    that V is their mean 0.5 at random, and their maximum 1 at best."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]

@@ -1,5 +1,6 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
-figures/paper.py draws with these functions, too, several seeds to a line.
+figures/paper.py draws with these functions, too, several seeds to a line. What is drawn together is a dict
+{label of a line: [(config, rows) of seed 0, of seed 1, ...]}, called groups.
 
     python plots.py curves RUN [RUN ...]    a dashboard, several runs overlaid: RUN/curves.png (or --out FILE.png)
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
@@ -82,7 +83,8 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
     """Divided by the sum of the weights so far, so that the first averages are not pulled towards 0."""
-    total, weight, averages = 0.0, 0.0, []
+    total = weight = 0.0
+    averages = []
     for value in y.T:
         total = decay * total + value
         weight = decay * weight + 1
@@ -92,9 +94,8 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
 
 # -------------------------------------------------------------------------------------------------- drawing
 def draw_panel(ax, metric, title, groups, labels):
-    """groups: {"PPO": [(config, rows) of seed 0, of seed 1, ...], "GRPO": [...]}; labels: all that a figure has, in the
-    order of their colours. Line: the mean over seeds. Band: from the lowest to the highest seed; of a success rate with
-    one seed its 95% interval."""
+    """labels: all that a figure has, in the order of their colours. Line: the mean over seeds. Band: from the lowest to
+    the highest seed; of a success rate with one seed its 95% interval."""
     kind, _, world = metric.partition(" ")
     for style, (label, runs) in zip(itertools.cycle(["-", "--", "-.", ":"]), groups.items()):
         lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
@@ -160,12 +161,11 @@ def band_of(metric, groups):  # -> what the bands of a panel are, in words
 def curves(runs, out=None):  # -> Path of the picture
     """The signs of learning, and of the Echo Trap (Fig. 6)."""
     groups = {str(run): [load(run)] for run in runs}
-    logged = set()
-    for runs_of_label in groups.values():
-        for _, rows in runs_of_label:
-            for row in rows:
-                logged.update(row)
-    panels = [(metric, "", groups) for metric in METRICS if metric in logged]
+    panels = []
+    for metric in METRICS:
+        found = [series(config, rows, metric)[0] for runs_of_label in groups.values() for config, rows in runs_of_label]
+        if any(len(x) for x in found):
+            panels.append((metric, "", groups))
     if not panels:
         raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
     trained = {f"{runs_of_label[0][0]['env']}, {runs_of_label[0][0]['model']}" for runs_of_label in groups.values()}

@@ -4,7 +4,7 @@
         trajs   = rollout(...)              from each of P initial states the model plays N episodes
         R       = returns(trajs)            the sum of each episode's rewards                      eq. 2
         kept    = uncertainty_filter(R)     the initial states whose N returns differ most         eq. 7
-        batch   = compute_advantages(...)   how much better than expected was every token?         eq. 4, 5
+        batch   = compute_advantages(...)   how much better than expected was every token?         eq. 5 (GRPO)
         update(batch)                       tokens that were better become likelier                eq. 4, 6
 
 Words
@@ -16,7 +16,7 @@ Words
     action      a word inside an answer that moves the world; an answer may hold several
     token       what the model samples, one at a time. A *time step* of the algorithm is a token, not a turn
     return      R(tau): the sum of the rewards of all turns of a trajectory
-    advantage   how much better than expected things went after a token; above 0: make it likelier
+    advantage   how much better than expected things went after a token (GRPO: in its whole episode)
     ratio       a token's probability now, divided by its probability when it was sampled
     update      one gradient step, on E = 32 trajectories
     iteration   one rollout and all updates that are made with it
@@ -62,7 +62,7 @@ STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 
 CUDA = torch.cuda.is_available()
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # the weights stay fp32
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorator: bf16 inside, the weights stay fp32
 
 
 class UserError(Exception):
@@ -264,7 +264,8 @@ def returns(trajs, cfg):  # -> (P,N)
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
-    returns are all alike there is nothing to prefer; where they differ, the policy does not know its way yet.
+    returns are all alike there is nothing to prefer; where they differ, the policy does not know its way yet - or
+    the world has dice: U cannot tell luck from skill, and keeps a bandit whose risky arm is always pulled.
 
     NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
@@ -285,6 +286,7 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
     }
 
 
+# Why advantages, and not simply returns? The five sentences above `policy_loss` say it. Read them first, if you like.
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
     (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
@@ -316,11 +318,11 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         token    ours                   the world's    ours
         v        0.3                        -          0.6
         r        0                          -          1
-        delta    0 + 0.6 - 0.3 = 0.3        -          1 + 0 - 0.6 = 0.4        after the last token nothing comes
+        delta    0 + 0.6 - 0.3 = 0.3        -          1 + 0 - 0.6 = 0.4        (nothing comes after the last)
         A        0.3 + 0.4 = 0.7            -          0.4                      0.7 = 1 - 0.3, as it should
     """
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # an episode that is out of turns is over, too
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the last turn
     for t in reversed(range(value.shape[1])):
         ours = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where the token is not ours
@@ -336,7 +338,8 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
-        # what pi_old samples, the bracket ("k1") is the divergence KL(pi_old || pi_ref): drifting from where we began
+        # what pi_old samples, the bracket ("k1") is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
+        # far two distributions are apart: drifting from where we began
         # costs reward, and a token pays for the drift that it leads to, as for any other cost. (As a term of the loss
         # k1 would do nothing on average: ref is constant, so its gradient is grad log pi, whose mean is 0: policy_loss.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
@@ -382,10 +385,11 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 #  5. So going down -ratio * A goes up <R>: at the first update its gradient is an unbiased estimate of the right one (as
 #     long as A only subtracts; what eq. 5 and whitening divide by is a matter of scale, with the trap that
 #     `grpo_advantages` tells of), later a good one as long as the ratio stays near 1.
-#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor.
+#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor. (The
+#  filter does bias it: it chooses prompts by what happened there.)
 #
-# Why min and clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several
-# updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a token has
+# Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one rollout
+# serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a token has
 # already moved as far as it should:
 #     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
 # The clip alone would also stop the gradient on the wrong side. A bad token (A < 0) may have become *likelier*, since all
@@ -451,6 +455,20 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
 
 
 # ------------------------------------------------------------------------------------------------- the loop
+def self_check(trajs, policy, cfg):
+    """The invariants that silent bugs break. The first one is why the log-probs of the rollout can be the old ones:
+    a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
+    batch = collate(trajs[:16], cfg.device)
+    gap = (grid_logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
+    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16: 1 only roughly
+    assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
+    starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
+    assert len(starts) == trajs[-1].group + 1, "one initial state per group"
+    for traj in trajs:
+        assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
+        assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
+
+
 def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
     """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
     rng = np.random.default_rng([cfg.seed, i])
@@ -466,7 +484,8 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     if cfg.mi_every and i % cfg.mi_every == 0:
         row["mutual_information"] = mutual_information(trajs, models, cfg)
 
-    trained, steps = [], []
+    trained = []
+    steps = []
     clock = time.perf_counter()
     for first in range(0, len(R), cfg.prompts):  # one slice of P prompts; with --online-k, k of them (Fig. 10)
         kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
@@ -487,7 +506,8 @@ def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before tra
         return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
     cfg, rows = open_run(models, cfg)
     print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
-    done, title = max(0, len(rows) - 1), "StarPO-S" if cfg.starpo_s else "StarPO"
+    title = "StarPO-S" if cfg.starpo_s else "StarPO"
+    done = max(0, len(rows) - 1)
     with tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, trained = {"iteration": 0}, [], []
@@ -517,8 +537,8 @@ def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before tra
 
 
 # ===========================================================================================================
-# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable. Only `load_models`
-# (where critic and reference begin) and `self_check` belong to the method, too
+# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable. Only `load_models`,
+# where critic and reference begin, belongs to the method, too
 # ===========================================================================================================
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
@@ -736,20 +756,6 @@ def check_length(tok, policy, cfg):
 
 
 # -------------------------------------------------------------------------------------- looking and telling
-def self_check(trajs, policy, cfg):
-    """The invariants that silent bugs break. The first one is why the log-probs of the rollout can be the old ones:
-    a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
-    batch = collate(trajs[:16], cfg.device)
-    gap = (grid_logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
-    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16: 1 only roughly
-    assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
-    starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
-    assert len(starts) == trajs[-1].group + 1, "one initial state per group"
-    for traj in trajs:
-        assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
-        assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
-
-
 def explain(cfg):  # -> what the settings mean for the objective, in words
     kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))
     in_a_slice = -(-kept * cfg.rollouts // cfg.batch)  # rounded up
