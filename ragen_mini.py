@@ -389,8 +389,8 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 #  filter does bias it: it chooses prompts by what happened there.)
 #
 # Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one rollout
-# serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a token has
-# already moved as far as it should:
+# serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a
+# token has already moved as far as it should:
 #     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
 # The clip alone would also stop the gradient on the wrong side. A bad token (A < 0) may have become *likelier*, since all
 # tokens share the same weights. Say ratio = 1.5, A = -1: then ratio A = -1.5, clip(ratio) A = -1.2, min takes the first,
