@@ -24,7 +24,7 @@ Words
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
 
 Part 1 is the method, in the order in which one would lecture; `iterate` and `train`, its last functions, are the
-loop above, and why the loss works stands at `policy_loss`. Part 2 is the engine room (memory, speed, files): skip it
+loop above. Part 2 is the engine room (memory, speed, files): skip it
 on first reading. Part 3 is the command line; `cfg` is the Config there.
 Shapes: B trajectories, T tokens of the longest, n tokens that the model wrote, b rows of a pass, V vocabulary.
 """
@@ -255,6 +255,24 @@ def answer_is_complete(traj, end_of_turn, cfg):
     return traj.ids[-1] == end_of_turn or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
 
 
+# ------------------------------------------------------------------ why it works: the policy gradient in five sentences
+# Why does a lower loss mean a higher return? We want the gradient of the mean return, <R>, over what pi writes.
+#  1. The probability of an episode is a product of the model's choices and of the world's dice, and only the choices
+#     depend on the weights. With grad p = p grad log p the gradient is <R * sum_t grad log pi(token_t)>, a sum over the
+#     model's tokens: play, then make the tokens of an episode likelier in proportion to its return.
+#  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
+#     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
+#     sum_k pi_k grad log pi_k = grad sum_k pi_k = grad 1. (The mean of the *other* episodes will do as well.)
+#  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
+#  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
+#     ratio * A is A * grad log pi.
+#  5. So going down -ratio * A goes up <R>: at the first update its gradient is an unbiased estimate of the right one (as
+#     long as A only subtracts; what eq. 5 and whitening divide by is a matter of scale, with the trap that
+#     `grpo_advantages` tells of), later a good one as long as the ratio stays near 1.
+#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor. (The
+#  filter does bias it: it chooses prompts by what happened there.)
+
+
 # --------------------------------------------------------------------- which trajectories, and how good were they
 def returns(trajs, cfg):  # -> (P,N)
     R = torch.tensor([traj.R for traj in trajs])
@@ -286,7 +304,6 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
     }
 
 
-# Why advantages, and not simply returns? The five sentences above `policy_loss` say it. Read them first, if you like.
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
     (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
@@ -295,7 +312,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     16: it pays 1 in a quarter of the cases and else 0, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on
     average +0.09, rightly. But the std of this group is a quarter of |1 - 0.15| or |0 - 0.15|, as the case may be: the
     larger the surprise, the more it is divided by. A is +3.75 or -3.75, and in three of four cases -3.75, on average
-    -1.9. Subtracting the mean needs no such warning, it is one of the things that one may subtract (policy_loss)."""
+    -1.9. Subtracting the mean needs no such warning, it is one of the things that one may subtract (sentence 2)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -341,7 +358,7 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # what pi_old samples, the bracket ("k1") is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
         # far two distributions are apart: drifting from where we began
         # costs reward, and a token pays for the drift that it leads to, as for any other cost. (As a term of the loss
-        # k1 would do nothing on average: ref is constant, so its gradient is grad log pi, whose mean is 0: policy_loss.)
+        # k1 would do nothing on average: ref is constant, so its gradient is grad log pi, whose mean is 0: sentence 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
@@ -372,25 +389,10 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
-# Why does a lower loss mean a higher return? We want the gradient of the mean return, <R>, over what pi writes.
-#  1. The probability of an episode is a product of the model's choices and of the world's dice, and only the choices
-#     depend on the weights. With grad p = p grad log p the gradient is <R * sum_t grad log pi(token_t)>, a sum over the
-#     model's tokens: play, then make the tokens of an episode likelier in proportion to its return.
-#  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
-#     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
-#     sum_k pi_k grad log pi_k = grad sum_k pi_k = grad 1. (The mean of the *other* episodes will do as well.)
-#  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
-#  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
-#     ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>: at the first update its gradient is an unbiased estimate of the right one (as
-#     long as A only subtracts; what eq. 5 and whitening divide by is a matter of scale, with the trap that
-#     `grpo_advantages` tells of), later a good one as long as the ratio stays near 1.
-#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor. (The
-#  filter does bias it: it chooses prompts by what happened there.)
-#
-# Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one rollout
-# serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient where a
-# token has already moved as far as it should:
+# Lowering -ratio * A raises the mean return: the five sentences of "why it works", above, say why.
+# Then why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
+# rollout serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient
+# where a token has already moved as far as it should:
 #     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
 # The clip alone would also stop the gradient on the wrong side. A bad token (A < 0) may have become *likelier*, since all
 # tokens share the same weights. Say ratio = 1.5, A = -1: then ratio A = -1.5, clip(ratio) A = -1.2, min takes the first,
