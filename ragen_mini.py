@@ -24,8 +24,8 @@ Words
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
 
 Part 1 is the method, in the order in which one would lecture; `iterate` and `train`, its last functions, are the
-loop above. Part 2 is the engine room (memory, speed, files): skip it
-on first reading. Part 3 is the command line; `cfg` is the Config there.
+loop above. Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line;
+`cfg` is the Config there.
 Shapes: B trajectories, T tokens of the longest, n tokens that the model wrote, b rows of a pass, V vocabulary.
 """
 import contextlib
