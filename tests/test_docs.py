@@ -91,6 +91,15 @@ def test_readme_results_are_those_of_the_shipped_runs():
     assert len(found) == 4 and all(line in README for line in found)
 
 
+def test_readme_first_command_printed_what_its_log_says():
+    run = json.loads((ROOT / "figures/tiny/first-command.jsonl").read_text())
+    random, optimal = envs.yardsticks_of_run("frozenlake", run["config"])
+    for when, row in (("before", run["rows"][0]), ("after", run["rows"][-1])):
+        success = row["eval"]["frozenlake"]
+        low, high = envs.interval(success, 256)
+        assert f"{when:9} frozenlake {success:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}" in README
+
+
 def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, before and after, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
