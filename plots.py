@@ -160,15 +160,16 @@ def band_of(metric, groups):  # -> what the bands of a panel are, in words
 
 def curves(runs, out=None):  # -> Path of the picture
     """The signs of learning, and of the Echo Trap (Fig. 6)."""
-    groups = {str(run): [load(run)] for run in runs}
+    loaded = {str(run): load(run) for run in runs}
+    groups = {label: [run] for label, run in loaded.items()}
     panels = []
     for metric in METRICS:
-        found = [series(config, rows, metric)[0] for runs_of_label in groups.values() for config, rows in runs_of_label]
-        if any(len(x) for x in found):
+        lengths = [len(series(config, rows, metric)[0]) for config, rows in loaded.values()]
+        if max(lengths) > 0:
             panels.append((metric, "", groups))
     if not panels:
         raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
-    trained = {f"{runs_of_label[0][0]['env']}, {runs_of_label[0][0]['model']}" for runs_of_label in groups.values()}
+    trained = {f"{config['env']}, {config['model']}" for config, _ in loaded.values()}
     return draw(" / ".join(sorted(trained)), panels, Path(out or f"{runs[0]}/curves.png"), columns=4)
 
 

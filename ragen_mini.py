@@ -512,9 +512,10 @@ def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before tra
     done = max(0, len(rows) - 1)
     with tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
         for i in range(len(rows), cfg.iterations + 1):
-            row, trajs, trained = {"iteration": 0}, [], []
             if i > 0:
                 row, trajs, trained = iterate(i, models, cfg)
+            else:
+                row, trajs, trained = {"iteration": 0}, [], []  # only an evaluation
 
             # -------------------------------------- everything from here on is looking, telling and saving
             last = i == cfg.iterations
@@ -851,9 +852,11 @@ def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the n
 def write_xray(trajs, trained, models, cfg):
     """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
-    chosen, batch = trained[0] if trained else (trajs, {})
-    if not chosen:
+    if not trajs:  # before the first iteration
         return
+    chosen, batch = trajs, {}
+    if trained:
+        chosen, batch = trained[0]
     first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
     rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
     rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one

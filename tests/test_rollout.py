@@ -11,7 +11,6 @@ from tokenizers.decoders import ByteLevel
 import bench
 import envs
 import ragen_mini as rm
-from conftest import Scripted, random_llama
 
 
 def written(traj):

@@ -1,6 +1,6 @@
 """How the embedded model was made: supervised learning on scripted episodes, before any reinforcement learning.
 
-    python tiny/cold_start.py                        about half an hour on two cores; writes runs/tiny-seed0
+    python tiny/cold_start.py                        50 minutes on one thread of a busy machine; writes runs/tiny-seed0
     python tiny/cold_start.py --seed 1 --steps 500   another one, a quick one
 
 It is a Llama of 0.14 million parameters with one token per word and grid cell. First it learns from a *planner*, who
@@ -139,7 +139,7 @@ def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: na
 # ------------------------------------------------------------------------------------------------ the lessons
 def teach(model, demos, steps, speed, rng, title):
     """Cross-entropy on the players' tokens. Muon (an optimizer that makes every step of a matrix an orthogonal one)
-    learns this more than twice as fast as AdamW alone; it is for matrices only, the rest gets AdamW."""
+    learnt this faster than AdamW alone in a prototype; it is for matrices only, the rest gets AdamW."""
     matrices, others = [], []
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and "embed" not in name:
