@@ -12,19 +12,36 @@ action (and of its level), from which `step` merely samples:
 The same function gives `solve` (a shortest solution) and `yardsticks` (the exact success of random and of
 optimal play, beside which every success rate of this project is printed).
 
-    python envs.py                   the yardsticks of every world, by number of actions
-    python envs.py play sokoban 7    play level 7: you read what the language model reads
+    python envs.py                          the yardsticks of every world, by number of actions
+    python envs.py play sokoban 7           play level 7: you read what the language model reads
+    python envs.py check my_world.py:Guess  can a world of your own be trained in?
 """
+import argparse
+import contextlib
 import itertools
 import math
+import runpy
+import string
 import sys
+import traceback
 import zlib
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
+TRIES = 1000  # to draw a level that is solvable and on the right side
+
+
+class UserError(Exception):
+    """Something that the user can put right. The command line prints it as one line and exits with code 2."""
+
+
+def need(condition, message):
+    if not condition:
+        raise UserError(message)
 
 
 def shift(cell, move, times=1):
@@ -48,9 +65,13 @@ class Env:
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides its random generator
-    split = True      # hold out a quarter of the levels?
+    split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
+    over = True       # until it is reset
 
-    def reset(self, seed=0, options=None):  # -> observation, info
+    def reset(self, seed=None, options=None):  # -> observation, info
+        """Without a seed: some level that is not held out."""
+        if seed is None:
+            seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
         self.dice = np.random.default_rng([seed, noise, 1])  # the 1 keeps it apart from every level's generator
@@ -63,21 +84,24 @@ class Env:
         outcomes = self.outcomes(self.state, action)
         chances = [chance for chance, _, _, _ in outcomes]
         chosen = self.dice.choice(len(outcomes), p=chances)
-        _, self.state, reward, self.over = outcomes[chosen]
-        return self.render(), reward, self.over, False, {"success": self.won(self.state)}
+        _, self.state, reward, over = outcomes[chosen]
+        self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
+        return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
     """The level of a seed. A quarter of all levels is held out for evaluation: seeds in EVAL_SEEDS get only those, and
     no other seed can ever get one of them. A hash of its content decides, so that a level is always on the same side."""
-    for attempt in itertools.count():
+    for attempt in range(TRIES):
         level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if level is None:  # not solvable, for example
             continue
         held_out = zlib.crc32(repr(level).encode()) % 4 == 0
         if held_out == (seed in EVAL_SEEDS) or not world.split:
             return level
+    raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
+                    "Or are there so few levels that none can be held out? Then write split = False")
 
 
 # --------------------------------------------------------------------------------------------------- bandit
@@ -275,13 +299,38 @@ ENVS = {
     "sokoban_newvocab": partial(Sokoban, symbols="W.GBCA@"),  # the same rooms
     "frozenlake": FrozenLake,
 }
+BUILT_IN = tuple(ENVS)  # these need no `check`
+
+
+@lru_cache  # once: a world that was loaded twice would be two worlds
+def run_file(file):  # -> what it defines
+    with blame(file):
+        return runpy.run_path(file)
+
+
+def find_world(name):  # -> what makes the world when it is called
+    """A name of ENVS, or file.py:Class for a world of your own. NOTE: the file is run."""
+    if name in ENVS:
+        return ENVS[name]
+    file, _, title = name.rpartition(":")
+    need(file.endswith(".py"), f"{name}: choose {', '.join(ENVS)}, or my_world.py:Class")
+    need(Path(file).is_file(), f"{name}: there is no file {file} here")
+    found = run_file(file)
+    need(title in found, f"{name}: {file} does not define {title}")
+    return found[title]
+
+
+def title(name):
+    """title("worlds/my_world.py:Guess") -> "Guess" """
+    return name.rpartition(":")[2]
 
 
 def make(name, success_rate=1 / 3):
     """make("sokoban"); make("frozenlake", success_rate=0.8), a parameter that other worlds ignore."""
-    if name == "frozenlake":
+    world = find_world(name)
+    if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)
-    return ENVS[name]()
+    return world()
 
 
 # ----------------------------------------------------------------------------------- solver and yardsticks
@@ -347,9 +396,13 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     return np.array(curves)
 
 
-@lru_cache
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
     """The two reference lines of a success rate: `yardsticks` averaged over the evaluation levels."""
+    return calculate_mean(name, find_world(name), horizon, levels, success_rate)
+
+
+@lru_cache  # by name and by class: in a notebook a world may be defined again
+def calculate_mean(name, world, horizon, levels, success_rate):
     env = make(name, success_rate)
     curves = []
     for seed in EVAL_SEEDS[:levels]:
@@ -375,6 +428,107 @@ def interval(p, n, z=1.96):
     return min(p, low), max(p, high)  # rounding must not put p = 0 or 1 outside
 
 
+# ------------------------------------------------------------------------------------ a world of your own
+@contextlib.contextmanager
+def blame(name):
+    """Whatever goes wrong in a user's own code becomes one line that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"{name}: {type(error).__name__} in {place.name}, line {place.lineno}: {error}") from error
+
+
+def check(name, tok=None, horizon=10):
+    """Can this world be trained in? If not, a UserError says what to change; else a line says what to know about it.
+    With a tokenizer: does the model know the words?"""
+    with blame(name):
+        env = make(name)
+        words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
+        need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
+        texts = [env.instruction]
+        for seed in (*EVAL_SEEDS, *range(1000, 1032)):
+            env.reset(seed, options={"noise": 0})
+            texts.append(env.render())
+            if seed % 8 == 0:
+                check_states(name, env)
+        random, best = mean_yardsticks(name, horizon)
+        unsolvable = 0
+        for seed in EVAL_SEEDS:
+            env.reset(seed)
+            unsolvable += solve(env) is None
+    need(best[-1] > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True?")
+    line = f"{name}: success in {horizon} actions, random {random[-1]:.2f}, optimal {best[-1]:.2f}"
+    if unsolvable:
+        line += f"; {unsolvable} of {len(EVAL_SEEDS)} levels cannot be won"
+    if tok is not None:
+        unknown = check_words(name, env.actions, texts, tok)
+        if unknown:
+            line += f"; {len(unknown)} words look alike to the model: {' '.join(unknown[:8])}"
+    print(line)
+
+
+def check_states(name, env, most=100):
+    """`outcomes`, `won` and `render` in the states that can be reached from env.state, nearest first."""
+    hashable = type(env.state).__hash__ is not None
+    need(hashable, f"{name}: the state {env.state!r} must be hashable, such as a word, a number or a tuple of them")
+    queue = [(env.state, False)]
+    visited = {env.state}
+    for env.state, env.over in queue:
+        text = env.render()
+        need(isinstance(text, str) and text.strip(), f"{name}: `render` must return text, it returned {text!r}")
+        env.won(env.state)
+        if env.over:
+            continue
+        for action in env.actions:
+            place = f"{name}: outcomes({env.state!r}, {action!r})"
+            outcomes = env.outcomes(env.state, action)
+            shape = isinstance(outcomes, list) and all(len(outcome) == 4 for outcome in outcomes)
+            need(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
+            total = sum(chance for chance, _, _, _ in outcomes)
+            need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
+            for _, new, reward, over in outcomes:
+                need(math.isfinite(reward), f"{place}: the reward is {reward!r}")
+                if new not in visited and len(visited) < most:
+                    visited.add(new)
+                    queue.append((new, over))
+
+
+def check_words(name, actions, texts, tok):  # -> words of the texts that the tokenizer lacks
+    for action in actions:
+        back = tok.decode(tok(action, add_special_tokens=False).input_ids).strip()
+        need(back.lower() == action.lower(), f"{name}: the model cannot write the action {action!r} (its tokenizer "
+             f"makes {back!r} of it): choose words that it knows")
+    words = sorted({word for text in texts for word in text.split()})
+    return [word for word in words if tok.unk_token_id in tok(word, add_special_tokens=False).input_ids]
+
+
+def to_gymnasium(name, success_rate=1 / 3):
+    """The world as a gymnasium.Env: text to read, the number of an action to answer. Held-out levels do not occur."""
+    import gymnasium  # only here, and not in requirements.txt
+
+    class World(gymnasium.Env):
+        metadata = {"render_modes": ["ansi"]}
+        render_mode = "ansi"
+        world = make(name, success_rate)
+        action_space = gymnasium.spaces.Discrete(len(world.actions))
+        observation_space = gymnasium.spaces.Text(10_000, charset=string.printable + "√")
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.world.reset(int(self.np_random.integers(len(EVAL_SEEDS), 2 ** 31)), options)
+
+        def step(self, action):
+            return self.world.step(self.world.actions[action])
+
+        def render(self):
+            return self.world.render()
+    return World()
+
+
+# --------------------------------------------------------------------------------------------- the command line
 def print_table(budgets=(1, 5, 10, 15, 20, 25)):
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
@@ -385,12 +539,15 @@ def print_table(budgets=(1, 5, 10, 15, 20, 25)):
         print(f"{title:18}", *cells)
 
 
-def play(name="sokoban", seed="0"):
+def play(name, seed):
     env = make(name)
-    obs, _ = env.reset(int(seed))
+    obs, _ = env.reset(seed)
     print(f"{env.instruction}\n\n{obs}")
     while not env.over:
-        word = input(f"\n{' / '.join(env.actions)} (or its start; empty: stop): ").strip().lower()
+        try:
+            word = input(f"\n{' / '.join(env.actions)} (or its start; empty: stop): ").strip().lower()
+        except EOFError:
+            word = ""
         if not word:
             return
         for action in env.actions:
@@ -401,8 +558,27 @@ def play(name="sokoban", seed="0"):
     print("solved!" if info["success"] else "over.")
 
 
+def main(argv=None):
+    parser = argparse.ArgumentParser("envs.py", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda text: need(False, f"{text} (--help shows how)")
+    parser.add_argument("what", nargs="?", default="table", choices=["table", "play", "check"])
+    parser.add_argument("world", nargs="?", default="sokoban", help="a name of the table, or my_world.py:Class")
+    parser.add_argument("level", nargs="?", type=int, default=0)
+    try:
+        args = parser.parse_args(argv)
+        need(args.level >= 0, f"level {args.level}: at least 0")
+        if args.what == "table":
+            print_table()
+        elif args.what == "check":
+            check(args.world)
+        else:
+            play(args.world, args.level)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["play"]:
-        play(*sys.argv[2:])
-    else:
-        print_table()
+    sys.modules["envs"] = sys.modules["__main__"]  # `import envs` in your world means this, not a second copy
+    main()

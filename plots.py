@@ -1,12 +1,13 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
 figures/paper.py draws with these functions, too, several seeds to a line. What is drawn together is a dict
-{label of a line: [(config, rows) of seed 0, of seed 1, ...]}, called groups.
+{label of a line: [(config, rows) of seed 0, of seed 1, ...]}, called methods.
 
-    python plots.py curves RUN [RUN ...]    a dashboard, several runs overlaid: RUN/curves.png (or --out FILE.png)
+    python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
+    python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
 """
 import argparse
-import itertools
+import io
 import json
 import math
 import sys
@@ -17,6 +18,7 @@ import matplotlib.style
 import numpy as np
 
 import envs
+from envs import UserError, need
 
 METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "eval": ("success", "read it beside random and optimal play"),
@@ -36,31 +38,31 @@ EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the othe
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 7, "legend.title_fontsize": 7, "axes.titlesize": 8.5,
     "font.size": 9, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
+DASHES = ("-", "--", "-.", ":")
 PAGE = Path(__file__).parent / "figures" / "xray.html"
-
-
-class CannotDraw(Exception):
-    """Printed as one line on the command line, with exit code 2."""
 
 
 # ------------------------------------------------------------------------------------------------ reading a run
 def load(run):  # -> config, rows of the log
     config_file, log_file = Path(run, "config.json"), Path(run, "log.jsonl")
-    if not (config_file.is_file() and log_file.is_file()):
-        raise CannotDraw(f"{run} is not the folder of a run")
+    need(config_file.is_file() and log_file.is_file(), f"{run} is not the folder of a run")
+    config = parse(config_file.read_text())
+    need(config and {"env", "eval_prompts", "online_k"} <= config.keys(), f"{config_file} is damaged")
     rows = []
-    try:
-        config = dict(json.loads(config_file.read_text()))
-    except (ValueError, TypeError):
-        config = {}
-    if "env" not in config or "eval_prompts" not in config:
-        raise CannotDraw(f"{config_file} is damaged")
     for line in log_file.read_text(errors="replace").splitlines():
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
+        row = parse(line)
+        if row is None:
             break  # a run that was killed in mid-write
+        need(isinstance(row.get("iteration"), int), f"{log_file}, line {len(rows) + 1}: there is no iteration")
+        rows.append(row)
     return config, rows
+
+
+def parse(text):  # -> dict, or None: it is not JSON
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return None
 
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
@@ -76,9 +78,16 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
         else:
             value = row.get(kind)
         if value is not None:
+            need(isinstance(value, (int, float)), f"log.jsonl, iteration {row['iteration']}: {metric} is {value!r}")
             x.append(row["iteration"] * config["online_k"])
             y.append(value)
     return np.array(x), np.array(y, dtype=float)
+
+
+def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
+    lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
+    x = sorted(set.intersection(*[set(line) for line in lines]))
+    return x, np.array([[line[i] for i in x] for line in lines])
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -92,93 +101,121 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
     return np.array(averages).T
 
 
+def yardsticks(config, world):  # -> random, optimal; or None: it is a world of the user's, not evaluated in this run
+    if world in config.get("yardsticks", {}):
+        return tuple(config["yardsticks"][world])
+    if world in envs.BUILT_IN:
+        return tuple(envs.yardsticks_of_run(world, config))
+
+
 # -------------------------------------------------------------------------------------------------- drawing
-def draw_panel(ax, metric, title, groups, labels):
-    """labels: all that a figure has, in the order of their colours. Line: the mean over seeds. Band: from the lowest to
-    the highest seed; of a success rate with one seed its 95% interval."""
+def draw_panel(ax, metric, title, methods, labels):
+    """One line a method. Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with
+    one seed its 95% interval. labels: all that a picture has, so that a method keeps its colour in every panel."""
     kind, _, world = metric.partition(" ")
-    for style, (label, runs) in zip(itertools.cycle(["-", "--", "-.", ":"]), groups.items()):
-        lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
-        x = sorted(set.intersection(*[set(line) for line in lines]))  # an iteration may lack a column in some seed
+    for label, runs in methods.items():
+        x, y = of_all_seeds(runs, metric)
         if not x:
             continue
-        y = np.array([[line[i] for i in x] for line in lines])
         if kind not in EXACT:
             y = moving_average(y)
         low, high = y.min(0), y.max(0)
         if kind == "eval" and len(runs) == 1:
             levels = runs[0][0]["eval_prompts"]
             low, high = np.array([envs.interval(p, levels) for p in y[0]]).T
+        number = labels.index(label)
         marker = "o" if kind == "eval" else ""
-        colour = f"C{labels.index(label)}"
-        ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
-        ax.plot(x, y.mean(0), style + marker, color=colour, label=label)
+        ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
+        ax.plot(x, y.mean(0), DASHES[number % 4] + marker, color=f"C{number}", label=label)
     if kind == "eval":
         ax.set_ylim(0, 1.02)
-        draw_yardsticks(ax, world, groups)
+        draw_yardsticks(ax, world, methods)
     ax.set_title(title + METRICS[kind][0])
     if kind in LOGARITHMIC:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
 
 
-def draw_yardsticks(ax, world, groups):
+def draw_yardsticks(ax, world, methods):
     """Random and optimal play, where they are the same for all runs of the panel."""
-    found = set()
-    for runs in groups.values():
-        for config, _ in runs:
-            found.add(tuple(envs.yardsticks_of_run(world or config["env"], config)))
-    if len(found) == 1:
-        random, optimal = found.pop()
-        across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
-        ax.axhline(random, color="0.4", lw=1, ls=":")
-        ax.text(0.98, random - 0.01, f"random {random:.2f}", va="top", ha="right", color="0.3", transform=across)
-        ax.axhline(optimal, color="0.4", lw=1, ls=":")
-        ax.text(0.02, optimal - 0.01, f"optimal {optimal:.2f}", va="top", color="0.3", transform=across)
+    found = {yardsticks(config, world or config["env"]) for runs in methods.values() for config, _ in runs}
+    if len(found) > 1 or None in found:
+        return
+    random, optimal = found.pop()
+    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
+    ax.axhline(random, color="0.4", lw=1, ls=":")
+    ax.text(0.98, random - 0.01, f"random {random:.2f}", va="top", ha="right", color="0.3", transform=across)
+    ax.axhline(optimal, color="0.4", lw=1, ls=":")
+    ax.text(0.02, optimal - 0.01, f"optimal {optimal:.2f}", va="top", color="0.3", transform=across)
 
 
 @matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, groups) of each -> out
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * math.ceil(len(panels) / columns) + 0.5), layout="constrained")
+def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, methods) of each -> out
+    height = math.ceil(len(panels) / columns)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
     shown = None
-    for place, (metric, panel_title, groups) in enumerate(panels, 1):
-        ax = fig.add_subplot(math.ceil(len(panels) / columns), columns, place)
-        draw_panel(ax, metric, panel_title, groups, labels or list(groups))
-        if list(groups) != shown:  # the same lines as in the panel before need no second legend
-            ax.legend(title=band_of(metric, groups))
-        shown = list(groups)
+    for place, (metric, panel_title, methods) in enumerate(panels, 1):
+        ax = fig.add_subplot(height, columns, place)
+        draw_panel(ax, metric, panel_title, methods, labels or list(methods))
+        if list(methods) != shown:  # the same lines as in the panel before need no second legend
+            ax.legend(title=band_of(metric, methods))
+        shown = list(methods)
     fig.suptitle(f"{title}, by iteration (of P prompts)", fontsize=10)
     fig.savefig(out, dpi=90)
     return out
 
 
-def band_of(metric, groups):  # -> what the bands of a panel are, in words
-    seeds = max(len(runs) for runs in groups.values())
+def band_of(metric, methods):  # -> what the bands of a panel are, in words
+    seeds = max(len(runs) for runs in methods.values())
     if seeds > 1:
         return f"mean, range of {seeds} seeds"
     return "95% interval" if metric.startswith("eval") else ""
 
 
-def curves(runs, out=None):  # -> Path of the picture
-    """The signs of learning, and of the Echo Trap (Fig. 6)."""
-    loaded = {str(run): load(run) for run in runs}
-    groups = {label: [run] for label, run in loaded.items()}
+# ------------------------------------------------------------------------------------------------- the pictures
+def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config, rows)} -> out
+    """The signs of learning, and of the Echo Trap (Fig. 6), of one run or several. Each world has a panel of its own."""
+    worlds = {}
+    for _, rows in loaded.values():
+        for row in rows:
+            worlds |= row.get("eval", {})
+    successes = [f"eval {world}" for world in worlds]
     panels = []
-    for metric in METRICS:
-        lengths = [len(series(config, rows, metric)[0]) for config, rows in loaded.values()]
-        if max(lengths) > 0:
-            panels.append((metric, "", groups))
-    if not panels:
-        raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
-    trained = {f"{config['env']}, {config['model']}" for config, _ in loaded.values()}
-    return draw(" / ".join(sorted(trained)), panels, Path(out or f"{runs[0]}/curves.png"), columns=4)
+    for metric in [*successes, *metrics]:
+        methods = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        if methods and metric != "eval":
+            world = metric.removeprefix("eval ") if metric in successes else ""
+            panels.append((metric, f"{envs.title(world)} " if world else "", methods))
+    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
+    trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
+    return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
+
+
+def curves(runs, out=None):  # -> Path of the picture
+    if out is None and len(runs) == 1:
+        out = Path(runs[0], "curves.png")
+    elif out is None:
+        names = (f"curves{number}.png" for number in ["", *range(2, 10 ** 6)])
+        out = next(Path(name) for name in names if not Path(name).exists())  # nothing of the user's is overwritten
+    return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
+
+
+def live(cfg, rows):
+    """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
+    from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
+    if len(rows) % 5 > 1:  # a picture takes as long as an iteration of `tiny`
+        return
+    picture = io.BytesIO()
+    dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
+    clear_output(wait=True)
+    display(Image(picture.getvalue()))
 
 
 def xray(run):  # -> Path of the page
     """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
     file = Path(run, "xray.json")
-    if not file.is_file():
-        raise CannotDraw(f"{run} has no xray.json: it is written with the first checkpoint after training began")
-    data = json.dumps({"title": str(run), "episodes": json.loads(file.read_text())})
+    need(file.is_file(), f"{run} has no xray.json: it is written with the first checkpoint after training began")
+    episodes = json.loads(file.read_text())
+    data = json.dumps({"title": str(run), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(run, "xray.html")
     page.write_text(PAGE.read_text().replace("EPISODES", data))  # the template's placeholder
@@ -190,19 +227,19 @@ def main(argv=None):
     about = __doc__ + "\nWhat to look for in the curves:\n" + "\n".join(advice)
     parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda text: need(False, f"{text} (--help shows how)")
     parser.add_argument("what", choices=["curves", "xray"])
     parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("--out", help="curves: a .png instead of RUN/curves.png")
-    args = parser.parse_args(argv)
-    if args.what == "xray" and args.out:
-        parser.error("--out is for curves")
+    parser.add_argument("--out", help="curves: the picture's name, such as both.png")
     try:
+        args = parser.parse_args(argv)
+        need(args.what == "curves" or not args.out, "--out is for curves")
         if args.what == "curves":
             print(curves(args.runs, args.out))
         else:
             for run in args.runs:
                 print(xray(run))
-    except (CannotDraw, OSError) as error:
+    except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
 

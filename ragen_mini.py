@@ -38,7 +38,9 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
+import typing
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -53,6 +55,7 @@ from tqdm import tqdm
 
 import envs
 import plots
+from envs import UserError, need
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
@@ -63,15 +66,6 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 
 CUDA = torch.cuda.is_available()
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorator: bf16 inside, the weights stay fp32
-
-
-class UserError(Exception):
-    """Something that the user can put right. The command line prints it as one line and exits with code 2."""
-
-
-def need(condition, message):
-    if not condition:
-        raise UserError(message)
 
 
 # ===========================================================================================================
@@ -218,14 +212,14 @@ def take_turn(traj, tok, cfg, end_of_turn):
 # -------------------------------------------------------------------------------------------------- rollout
 @autocast
 @torch.no_grad()
-def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len(seeds) * N trajectories, by group
+def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # -> len(seeds) * N trajectories, by group
     """From the state of every seed play N episodes, all at once. Temperature 0: the likeliest token, always."""
     trajs = []
     for group, seed in enumerate(seeds):
         for noise in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, noise, group, tok, cfg))
     end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what the template puts behind an answer
-    dice = torch.Generator(cfg.device).manual_seed(dice_seed)
+    generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache(len(seeds), cfg.device)  # part 2: what every episode has read so far
     live = trajs
     while live:
@@ -233,7 +227,7 @@ def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len
         while writing:  # everyone writes an answer, token by token
             logp = next_token_logp(policy, cache, writing, N, temperature)
             need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
-            sample(writing, logp, dice, greedy=temperature == 0)
+            sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]  # others wait
         for traj in live:  # everyone acts
             take_turn(traj, tok, cfg, end_of_turn)
@@ -242,8 +236,8 @@ def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len
     return trajs
 
 
-def sample(trajs, logp, dice, greedy):  # logp (b,V): of the next token of each
-    tokens = logp.argmax(1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1, generator=dice)
+def sample(trajs, logp, generator, greedy):  # logp (b,V): of the next token of each
+    tokens = logp.argmax(1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1, generator=generator)
     token_logps = logp.gather(1, tokens).flatten().tolist()
     entropies = -(logp.exp() * logp).sum(1)
     for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies.tolist()):
@@ -418,12 +412,12 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
 
 
 def update(batch, models, cfg, seed):  # -> statistics of every gradient step
-    """Every trajectory is used once per epoch, E = cfg.batch of them in a step."""
+    """Every trajectory is used once per epoch, E = cfg.update_size of them in a step."""
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
-        for rows in order.split(cfg.batch):
+        for rows in order.split(cfg.update_size):
             steps.append(gradient_step(batch, rows.tolist(), models, cfg))
     return steps
 
@@ -476,9 +470,9 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     rng = np.random.default_rng([cfg.seed, i])
     first_seed = len(envs.EVAL_SEEDS)  # those below are for evaluation
     draws = rng.integers(first_seed, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-    seeds, dice_seed = draws[:-1], draws[-1]
+    seeds, sampling_seed = draws[:-1], draws[-1]
     clock = time.perf_counter()
-    trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, dice_seed, cfg.temperature)
+    trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
     R = returns(trajs, cfg)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:
@@ -495,47 +489,44 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
             continue
         chosen = [traj for traj in trajs if traj.group in kept]
         batch = compute_advantages(chosen, models, cfg)
-        steps += update(batch, models, cfg, dice_seed + first)
+        steps += update(batch, models, cfg, sampling_seed + first)
         trained.append((chosen, batch))
 
     row["seconds_update"] = time.perf_counter() - clock
     return row | statistics(trajs, R, trained, steps), trajs, trained
 
 
-def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before training, row i is of iteration i
+def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
+    """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
+    `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
     models = load_models(cfg)
+    check_worlds(models.tok, cfg)
+    if cfg.play is not None:
+        return show_episode(models, cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
     cfg, rows = open_run(models, cfg)
     print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
     title = "StarPO-S" if cfg.starpo_s else "StarPO"
     done = max(0, len(rows) - 1)
-    with tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
+    with finishing_first(), tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
         for i in range(len(rows), cfg.iterations + 1):
+            row, trajs, trained = {"iteration": 0}, [], []
             if i > 0:
                 row, trajs, trained = iterate(i, models, cfg)
-            else:
-                row, trajs, trained = {"iteration": 0}, [], []  # only an evaluation
-
-            # -------------------------------------- everything from here on is looking, telling and saving
-            last = i == cfg.iterations
-            if cfg.eval_every and (i % cfg.eval_every == 0 or last):
-                when = "before" if i == 0 else "after" if last else f"iter {i}"
-                row["eval"] = evaluate(when, models, cfg)
             rows.append(row)
-            warn_of_collapse(rows)
-            append(cfg, "log.jsonl", row)
-            asked_to_stop = STOP and not last
-            if i % cfg.save_every == 0 or last or asked_to_stop:  # at 0, too: is the disk writable?
-                write_xray(trajs, trained, models, cfg)
-                save(models, cfg)
-            if asked_to_stop:
-                say(f"Go on: python ragen_mini.py --resume {cfg.out}")
-                raise SystemExit(128 + STOP[0])  # the exit code that shells expect after a signal
+            stop = len(STOP) > 0 or i == cfg.iterations  # asked once: a signal may come at any time
+            look_and_save(rows, trajs, trained, models, cfg, stop)  # part 2
+            if watch:
+                watch(cfg, rows)
+            if stop:
+                break
             bar.update(i > 0)
             bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
     skipped = sum(row.get("updates") == 0 for row in rows)
-    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    if len(rows) <= cfg.iterations:
+        say(f"Go on: python ragen_mini.py --resume {cfg.out}")
     return rows
 
 
@@ -742,7 +733,7 @@ def load_models(cfg):
         if cfg.algo == "ppo":
             critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
-    check_length(tok, policy, cfg)
+    check_chat(tok, policy, cfg)
     if cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     groups = [{"params": policy.parameters(), "lr": cfg.lr}]
@@ -751,23 +742,51 @@ def load_models(cfg):
     return Models(policy, critic, ref, torch.optim.Adam(groups), tok)
 
 
-def check_length(tok, policy, cfg):
-    firsts = [len(begin(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names]
+def check_chat(tok, policy, cfg):
+    """Does the template show the state, and is there room for the longest episode?"""
+    firsts = []
+    for name in cfg.eval_names:
+        with otherwise(f"--model {cfg.model}: its chat template fails"):
+            traj = begin(name, 0, 0, 0, tok, cfg)
+        shown = tok.decode(traj.ids)
+        need("State" in shown, f"--model {cfg.model}: its chat template does not show the user's message")
+        firsts.append(len(traj.ids))
     tokens = cfg.max_turns * (max(firsts) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = policy.config.max_position_embeddings
     need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens")
 
 
+def check_worlds(tok, cfg):
+    for name in cfg.eval_names:
+        if name not in envs.BUILT_IN:
+            envs.check(name, tok, cfg.max_actions)
+
+
 # -------------------------------------------------------------------------------------- looking and telling
 def explain(cfg):  # -> what the settings mean for the objective, in words
     kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))
-    in_a_slice = -(-kept * cfg.rollouts // cfg.batch)  # rounded up
+    in_a_slice = -(-kept * cfg.rollouts // cfg.update_size)  # rounded up
     updates = in_a_slice * cfg.epochs * cfg.online_k
     clip = "1, never clipped"
     if updates > 1:
         clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}"
     return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
+
+
+def look_and_save(rows, trajs, trained, models, cfg, stop):
+    """What is done with an iteration besides learning: an evaluation now and then, the log, a checkpoint."""
+    row = rows[-1]
+    i = row["iteration"]
+    last = i == cfg.iterations
+    if cfg.eval_every and (i % cfg.eval_every == 0 or last):
+        when = "before" if i == 0 else "after" if last else f"iter {i}"
+        row["eval"] = evaluate(when, models, cfg)
+    warn_of_trouble(rows, trajs)
+    append(cfg, "log.jsonl", row)
+    if i % cfg.save_every == 0 or stop:  # at 0, too: is the disk writable?
+        write_xray(trajs, trained, models, cfg)
+        save(models, cfg)
 
 
 def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
@@ -795,10 +814,13 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
-def warn_of_collapse(rows):
-    """Once a run, never stopping it. Valid turns are the sign: in-group std and entropy also fall in healthy runs, when a
-    task is solved."""
+def warn_of_trouble(rows, trajs):
+    """It never stops a run. Valid turns are the sign of a collapse: in-group std and entropy also fall in healthy runs,
+    when a task is solved. Once a run."""
     valid = [row["valid"] for row in rows if "valid" in row]
+    if valid == [0]:
+        answer = trajs[0].turns[0]["answer"]
+        say(f"no turn of the first rollout was valid. An answer: {answer[:200]!r}")
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return
@@ -822,6 +844,18 @@ def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
             append(cfg, "samples.jsonl", dict(when=when, env=name, success=traj.success, R=traj.R,
                                               turns=traj.turns, text=text))
     return result
+
+
+def show_episode(models, cfg):
+    """--play: one episode, as the model reads and writes it."""
+    traj, = rollout(models.policy, models.tok, cfg.env, [cfg.play], 1, cfg, cfg.seed, EVAL_TEMPERATURE)
+    print(traj.env.instruction)
+    for turn in traj.turns:
+        print(f"\n{turn['state']}\n\n{turn['answer']}")
+        if not turn["valid"]:
+            print("(not a valid answer: nothing moves)")
+        print(f"reward {turn['reward']:.1f}")
+    print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:.1f}")
 
 
 def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
@@ -902,7 +936,10 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     need(len(rows) <= cfg.iterations + 1, f"{cfg.out} has {len(rows) - 1} iterations already")
     for name, text in logs.items():  # rows after the checkpoint go: they are made again
         Path(cfg.out, name).write_text(text)
-    Path(cfg.out, "config.json").write_text(json.dumps(asdict(cfg), indent=1))  # for the reader: trainer.pt has it, too
+    about = asdict(cfg)  # for readers and for plots.py: trainer.pt has it, too
+    if cfg.eval_every:
+        about["yardsticks"] = {name: list(envs.yardsticks_of_run(name, about)) for name in cfg.eval_names}
+    Path(cfg.out, "config.json").write_text(json.dumps(about, indent=1))
     return cfg, rows
 
 
@@ -910,7 +947,7 @@ def new_folder(cfg):
     name = cfg.out.rstrip("/")
     if not name:
         method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
-        name = f"runs/{cfg.env}-{method}-seed{cfg.seed}"
+        name = f"runs/{envs.title(cfg.env)}-{method}-seed{cfg.seed}"
     for number in itertools.count(1):
         out = Path(name if number == 1 else f"{name}-{number}")
         try:
@@ -934,10 +971,28 @@ def save(models, cfg):
     with otherwise(f"cannot save; mend that, then go on: --resume {cfg.out}"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new)
+        Path(new, "README.md").write_text(model_card(models.tok, cfg))
         torch.save(state, Path(cfg.out, "trainer.new"))
     shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)
     os.replace(Path(cfg.out, "trainer.new"), old / "trainer.pt")  # last: it decides
     shutil.rmtree(new)
+
+
+CARD = """# {model}, trained in {world} by ragen-mini
+
+See it play level 7 of its world: python ragen_mini.py --model FOLDER --play 7
+
+In a program of your own, give it a prompt that ends with the first tag of the answer, as here:
+
+````
+{prompt}
+````
+"""
+
+
+def model_card(tok, cfg):
+    prompt = tok.decode(begin(cfg.env, 0, 0, 0, tok, cfg).ids)
+    return CARD.format(model=cfg.model, world=cfg.env, prompt=prompt)
 
 
 def saved_state(checkpoint):  # -> dict of what `save` put into trainer.pt
@@ -951,6 +1006,9 @@ def saved_state(checkpoint):  # -> dict of what `save` put into trainer.pt
 
 def restore(models, cfg):  # -> the logs when it was saved
     state = saved_state(Path(cfg.resume, "checkpoint"))
+    for name, x in state["config"].items():
+        same = name in MAY_CHANGE | {"out"} or getattr(cfg, name) == x
+        need(same, f"{cfg.resume} has {name} {x}: in a script, parse_config(['--resume', {cfg.resume!r}]) keeps that")
     with otherwise(f"{cfg.resume}/checkpoint/trainer.pt does not fit the model: put it back or start anew"):
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
@@ -960,11 +1018,25 @@ def restore(models, cfg):  # -> the logs when it was saved
     return state["logs"]
 
 
-def ask_to_stop(number, _):
-    """A handler of signals: the iteration is finished and saved first. A second signal does not wait."""
-    STOP.append(number)
-    signal.signal(number, signal.SIG_DFL)
-    say("stopping at the next save, after this iteration; once more: at once")
+@contextlib.contextmanager
+def finishing_first():
+    """Here Ctrl-C, a notebook's Interrupt and SIGTERM do not break off: they ask to stop after the present iteration. A
+    second one does not wait."""
+    STOP.clear()
+    before = {}
+
+    def ask_to_stop(number, _):
+        STOP.append(number)
+        signal.signal(number, before[number])
+        say("stopping at the next save, after this iteration; once more: at once")
+    if threading.current_thread() is threading.main_thread():  # others may not
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask_to_stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ===========================================================================================================
@@ -974,7 +1046,7 @@ QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
-MAY_BE_ZERO = {"seed", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
+MAY_BE_ZERO = {"seed", "play", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
                "entropy_coef", "kl_coef"}
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
 
@@ -995,6 +1067,7 @@ class Config:
     eval_every: int = option(20, "iterations between evaluations; 0: never")
     eval_prompts: int | None = option(None, "evaluation levels, at most 256 (256; large models without a GPU: 8)")
     eval_only: bool = option(False, "evaluate --model and stop")
+    play: int | None = option(None, "show one episode of --model in this level, and stop")
     mi_every: int = option(0, "iterations between measurements of the thoughts' mutual information; 0: never")
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
@@ -1019,7 +1092,7 @@ class Config:
     keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
     kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001)")
     clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2)")
-    batch: int = option(32, "E: trajectories per update")
+    update_size: int = option(32, "E: trajectories per update")
     epochs: int = option(1, "passes over the trajectories of an iteration")
     lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
     critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
@@ -1029,7 +1102,7 @@ class Config:
             self.device = "cuda" if CUDA else "cpu"
         if self.model == "auto":
             self.model = QWEN if "cuda" in self.device else "tiny"
-        defaults = FOR_TINY if self.model == "tiny" else FOR_OTHERS
+        defaults = FOR_TINY if is_small(self.model) else FOR_OTHERS
         defaults = defaults | (STARPO_S if self.starpo_s else STARPO)
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -1039,28 +1112,35 @@ class Config:
 
     @property
     def eval_names(self):
-        others = [name for name in self.eval_envs.split(",") if name]
+        others = [name.strip() for name in self.eval_envs.split(",") if name.strip()]
         return list(dict.fromkeys([self.env, *others]))
 
     def check(self):
-        for name, x in asdict(self).items():
+        for name, kind in typing.get_type_hints(Config).items():
+            x = getattr(self, name)
+            flag = f"--{name.replace('_', '-')} {x!r}"
+            kinds = typing.get_args(kind) or (kind,)
+            whole_for_real = type(x) is int and float in kinds
+            need(type(x) in kinds or whole_for_real, f"{flag}: {kinds[0].__name__} is wanted")
             if type(x) in (int, float):
                 least = "at least" if name in MAY_BE_ZERO else "above"
                 most = 1 if name in AT_MOST_ONE else 1e9
                 good = 0 < x <= most or (x == 0 and name in MAY_BE_ZERO)
-                need(good, f"--{name.replace('_', '-')} {x}: {least} 0 and at most {most:g}")
-        devices = ["cpu"]
-        if CUDA:
-            devices.append("cuda")
-        if torch.backends.mps.is_available():
-            devices.append("mps")
-        choices = [("--algo", self.algo, ["ppo", "grpo"]), ("--adv-norm", self.adv_norm, ["std", "mean"]),
-                   ("--device", self.device.split(":")[0], devices)]
-        choices += [("--env", name, list(envs.ENVS)) for name in self.eval_names]
-        for name, x, known in choices:
-            need(x in known, f"{name} {x}: choose {' or '.join(known)}")
+                need(good, f"{flag}: {least} 0 and at most {most:g}")
+        need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
+        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
+        with otherwise(f"--device {self.device} is not there: choose cpu"):
+            torch.empty(1, device=self.device)
+        for name in self.eval_names:
+            with otherwise("--env"):
+                envs.find_world(name)
         alone = self.rollouts == 1 and (self.keep < 1 or self.algo == "grpo")
         need(not alone, "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
+
+
+def is_small(model):  # tiny, or another one of its size
+    weights = Path(model, "model.safetensors")
+    return model == "tiny" or (weights.is_file() and weights.stat().st_size < 1e7)
 
 
 def parse_config(argv=None):  # -> Config
@@ -1071,10 +1151,16 @@ def parse_config(argv=None):  # -> Config
     given = {name: x for name, x in vars(parser.parse_args(argv)).items() if x is not None}
     settings = {}
     if "resume" in given:
+        if Path(given["resume"]).name == "checkpoint":  # both RUN and RUN/checkpoint will do, here and below
+            given["resume"] = str(Path(given["resume"]).parent)
         settings = saved_state(Path(given["resume"], "checkpoint"))["config"]
         changed = " ".join(sorted(given.keys() - MAY_CHANGE))
         need(not changed, f"--resume goes on with the settings of {given['resume']}, it cannot change {changed}")
-    elif Path(given.get("model", ""), "trainer.pt").exists():  # RUN/checkpoint brings the settings of its run
+        return Config(**settings | given)
+    inner = Path(given.get("model", ""), "checkpoint")
+    if inner.is_dir():
+        given["model"] = str(inner)
+    if Path(given.get("model", ""), "trainer.pt").exists():  # a checkpoint brings the settings of its run
         settings = saved_state(given["model"])["config"]
         forgotten = {"device", "out"}
         if "starpo_s" in given:
@@ -1085,11 +1171,11 @@ def parse_config(argv=None):  # -> Config
 
 def main():
     try:
-        cfg = parse_config()
-        if not cfg.eval_only:
-            signal.signal(signal.SIGINT, ask_to_stop)
-            signal.signal(signal.SIGTERM, ask_to_stop)
-        train(cfg)
+        train(parse_config())
+        if STOP:
+            sys.exit(128 + STOP[0])  # the exit code that shells expect after a signal
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
