@@ -33,6 +33,13 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
     "seconds": ("seconds so far", "of rollouts and updates"),
 }
+OTHERS = """
+Not drawn:
+  success             share of won episodes in the rollout
+  policy_loss, value_loss, clip_fraction    means over the updates
+  updates, kept, turns, tokens    gradient steps; trajectories used; turns an episode; tokens that the model wrote
+  collapse            written once: fewer than half of the turns are valid
+"""
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
@@ -224,7 +231,7 @@ def xray(run):  # -> Path of the page
 
 def main(argv=None):
     advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
-    about = __doc__ + "\nWhat to look for in the curves:\n" + "\n".join(advice)
+    about = __doc__ + "\nThe columns of log.jsonl that are drawn, and what to look for:\n" + "\n".join(advice) + OTHERS
     parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")
