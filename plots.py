@@ -27,7 +27,7 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
     "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
-    "kl": ("log pi_old - log pi_ref", "distance from the first model, per token; 0 without a KL term"),
+    "kl": ("log pi_old - log pi_ref", "distance from the first model, per token (with a KL term only)"),
     "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),

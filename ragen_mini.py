@@ -802,7 +802,6 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
         "think_length": np.mean([len(thought.split()) for thought in thoughts]),
         "valid": np.mean([turn["valid"] for turn in turns]),
         "turns": len(turns) / len(trajs),
-        "kl": 0.0,
     }
     kl = [batch["kl"][batch["mask"]].mean().item() for _, batch in trained if "kl" in batch]
     if kl:
@@ -888,7 +887,7 @@ def write_xray(trajs, trained, models, cfg):
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
     if not trajs:  # before the first iteration
         return
-    chosen, batch = trajs, {}
+    chosen, batch = trajs, collate(trajs, cfg.device)
     if trained:
         chosen, batch = trained[0]
     first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())

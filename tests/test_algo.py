@@ -399,7 +399,7 @@ def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_pa
     for episode in episodes:
         mask = np.array(episode["mask"])
         assert episode["group"] == widest and len(episode["tokens"]) == len(mask)
-        assert bool(episode["columns"]) == trained
+        assert ("adv" in episode["columns"]) == trained and "old_logp" in episode["columns"]
         for column in episode["columns"].values():
             assert len(column) == len(mask) - 1
         if trained:
