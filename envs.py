@@ -3,9 +3,9 @@
     obs, info = env.reset(seed=7, options={"noise": 3})
     obs, reward, terminated, truncated, info = env.step("Right")    # info["success"]; the caller counts actions
 
-`seed` fixes the level, so that a whole group of episodes can start alike; `noise`, the number of an episode in its
-group, fixes slips and pay-outs. Nothing touches a global random state. Every world is a pure function of state and
-action (and of its level), from which `step` merely samples:
+`seed` fixes the level, so that a whole group of episodes can start alike; `noise` fixes slips and pay-outs (the number
+of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every world is a
+pure function of state and action (and of its level), from which `step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
 
@@ -97,8 +97,10 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
         level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if level is None:  # not solvable, for example
             continue
+        if not world.split:
+            return level
         held_out = zlib.crc32(repr(level).encode()) % 4 == 0
-        if held_out == (seed in EVAL_SEEDS) or not world.split:
+        if held_out == (seed in EVAL_SEEDS):
             return level
     raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
                     "Or are there so few levels that none can be held out? Then write split = False")
@@ -157,9 +159,9 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """A random-walk room; then breadth-first search *backwards* from the solved room, layer by layer: a layer is
-        all states that are so many actions from the solution. How many is drawn. One box: 1 to 8, which gives a median
-        of 3 to 4 actions, as gym-sokoban's generator does; two boxes: 4 to 16, so that both have to be moved."""
+        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer 0: all solved states, with the player
+        anywhere. Layer k: all states that need k actions to be solved. Draw k, then a state of layer k. One box: k = 1 to
+        8, which gives a median of 3 to 4 actions, as in gym-sokoban; two boxes: 4 to 16, so that both must be moved."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:  # no room to push anything
             return None
@@ -168,10 +170,10 @@ class Sokoban(Env):
         layer = [(player, targets) for player in floor if player not in targets]
         visited = set(layer)
         for _ in range(rng.integers(boxes ** 2, 8 * boxes + 1)):
-            before = {state for solvable in layer for state in undo(solvable, floor)}
-            layer = sorted(before - visited)  # one action farther from the solution
+            one_action_earlier = {state for later in layer for state in undo(later, floor)}
+            layer = sorted(one_action_earlier - visited)
             visited.update(layer)
-        if not layer:  # this room has no state so far away
+        if not layer:  # this room has no state that needs so many
             return None
         return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
 
@@ -225,7 +227,7 @@ def carve(rng, size):  # -> set of cells
 def undo(state, floor):
     """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
 
-        _ P X    may have been    P _ X (it walked)    or    P X _ (it pushed)
+        now  _ P X    before that  P _ X (it walked right)    or    P X _ (it pushed the box to the right)
     """
     player, boxes = state
     for action in MOVES:
@@ -351,7 +353,8 @@ def solve(env):
 
 
 def transitions(env, horizon):
-    """Everything that can happen within `horizon` actions; each state is looked at once, when it is first reached.
+    """Everything that can happen within `horizon` actions, breadth first. States in which the episode is over, or that
+    are first reached with the last action, are not left.
     -> states; and for every possible transition: its state, its action, the next state (numbers), its chance."""
     number = {env.state: 0}
     table = []
@@ -371,14 +374,13 @@ def transitions(env, horizon):
 
 
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by dynamic programming. V[s]: the chance of success from state s with some number of actions left.
-    Q[s,a]: the same after choosing action a there, the mean of V over what may happen. With one more action left
-    V[s] is the mean of Q[s,a] over all actions for a random player, and the largest Q[s,a] for the best one, who
-    sees the state before every action. States in which the episode is over keep their V: 1 if won, else 0. So do
-    those that are first reached with the last action.
+    """Exact, by dynamic programming. Let V_k[s] be the chance of success from state s with k actions left. V_0[s] is 1 if
+    s is won, else 0. With one more action left, Q[s,a] is the mean of V_k over what action a may lead to, and V_k+1[s] is
+    the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
+    every action. States that `transitions` never left keep V_0: the episode is over there, or the horizon is used up.
 
-    Bandit: with no actions left V is 0 before the pull; with one, Q is 0 for the sure arm and 1 for the risky one, so
-    that V is their mean 0.5 at random, and their maximum 1 at best."""
+    Bandit: V_0 is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that V_1 is their mean 0.5 at
+    random, and their maximum 1 at best."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
@@ -398,11 +400,11 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
     """The two reference lines of a success rate: `yardsticks` averaged over the evaluation levels."""
-    return calculate_mean(name, find_world(name), horizon, levels, success_rate)
+    return mean_of_levels(name, find_world(name), horizon, levels, success_rate)
 
 
 @lru_cache  # by name and by class: in a notebook a world may be defined again
-def calculate_mean(name, world, horizon, levels, success_rate):
+def mean_of_levels(name, world, horizon, levels, success_rate):
     env = make(name, success_rate)
     curves = []
     for seed in EVAL_SEEDS[:levels]:
@@ -428,7 +430,9 @@ def interval(p, n, z=1.96):
     return min(p, low), max(p, high)  # rounding must not put p = 0 or 1 outside
 
 
-# ------------------------------------------------------------------------------------ a world of your own
+# ===========================================================================================================
+# END OF THE FIRST READING. What follows checks worlds of your own, and is the command line
+# ===========================================================================================================
 @contextlib.contextmanager
 def blame(name):
     """Whatever goes wrong in a user's own code becomes one line that says where."""
@@ -476,24 +480,25 @@ def check_states(name, env, most=100):
     need(hashable, f"{name}: the state {env.state!r} must be hashable, such as a word, a number or a tuple of them")
     queue = [(env.state, False)]
     visited = {env.state}
-    for env.state, env.over in queue:
+    for state, over in queue:  # the list grows while we walk along it
+        env.state, env.over = state, over
         text = env.render()
         need(isinstance(text, str) and text.strip(), f"{name}: `render` must return text, it returned {text!r}")
-        env.won(env.state)
-        if env.over:
+        env.won(state)
+        if over:
             continue
         for action in env.actions:
-            place = f"{name}: outcomes({env.state!r}, {action!r})"
-            outcomes = env.outcomes(env.state, action)
+            place = f"{name}: outcomes({state!r}, {action!r})"
+            outcomes = env.outcomes(state, action)
             shape = isinstance(outcomes, list) and all(len(outcome) == 4 for outcome in outcomes)
             need(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
             total = sum(chance for chance, _, _, _ in outcomes)
             need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
-            for _, new, reward, over in outcomes:
+            for _, new, reward, ends in outcomes:
                 need(math.isfinite(reward), f"{place}: the reward is {reward!r}")
                 if new not in visited and len(visited) < most:
                     visited.add(new)
-                    queue.append((new, over))
+                    queue.append((new, ends))
 
 
 def check_words(name, actions, texts, tok):  # -> words of the texts that the tokenizer lacks

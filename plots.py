@@ -1,6 +1,8 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
-figures/paper.py draws with these functions, too, several seeds to a line. What is drawn together is a dict
-{label of a line: [(config, rows) of seed 0, of seed 1, ...]}, called methods.
+figures/paper.py draws with these functions, too.
+
+A *run* is (config, rows of its log). A *line* is made of runs that differ only in their seed: here of one, in
+figures/paper.py of several. A panel shows `lines`, a dict {label: [run, run, ...]}.
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
@@ -8,6 +10,7 @@ figures/paper.py draws with these functions, too, several seeds to a line. What 
 """
 import argparse
 import io
+import itertools
 import json
 import math
 import sys
@@ -27,7 +30,7 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
     "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
-    "kl": ("log pi_old - log pi_ref", "distance from the first model, per token (with a KL term only)"),
+    "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
     "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
@@ -80,8 +83,10 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
     for row in rows:
         if kind == "eval":
             value = row.get("eval", {}).get(world or config["env"])
-        elif kind == "seconds" and "seconds_rollout" in row:
-            value = row["seconds_rollout"] + row["seconds_update"] + (y[-1] if y else 0)
+        elif kind == "seconds":
+            value = None
+            if "seconds_rollout" in row:
+                value = row["seconds_rollout"] + row["seconds_update"] + sum(y[-1:])
         else:
             value = row.get(kind)
         if value is not None:
@@ -92,9 +97,9 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
-    lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
-    x = sorted(set.intersection(*[set(line) for line in lines]))
-    return x, np.array([[line[i] for i in x] for line in lines])
+    points = [dict(zip(*series(config, rows, metric))) for config, rows in runs]  # {iteration: value} of each seed
+    x = sorted(set.intersection(*[set(seed) for seed in points]))
+    return x, np.array([[seed[i] for i in x] for seed in points])
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -116,11 +121,11 @@ def yardsticks(config, world):  # -> random, optimal; or None: it is a world of 
 
 
 # -------------------------------------------------------------------------------------------------- drawing
-def draw_panel(ax, metric, title, methods, labels):
-    """One line a method. Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with
-    one seed its 95% interval. labels: all that a picture has, so that a method keeps its colour in every panel."""
+def draw_panel(ax, metric, title, lines, labels):
+    """Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with
+    one seed its 95% interval. labels: all that a picture has, so that each keeps its colour in every panel."""
     kind, _, world = metric.partition(" ")
-    for label, runs in methods.items():
+    for label, runs in lines.items():
         x, y = of_all_seeds(runs, metric)
         if not x:
             continue
@@ -136,15 +141,15 @@ def draw_panel(ax, metric, title, methods, labels):
         ax.plot(x, y.mean(0), DASHES[number % 4] + marker, color=f"C{number}", label=label)
     if kind == "eval":
         ax.set_ylim(0, 1.02)
-        draw_yardsticks(ax, world, methods)
+        draw_yardsticks(ax, world, lines)
     ax.set_title(title + METRICS[kind][0])
     if kind in LOGARITHMIC:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
 
 
-def draw_yardsticks(ax, world, methods):
+def draw_yardsticks(ax, world, lines):
     """Random and optimal play, where they are the same for all runs of the panel."""
-    found = {yardsticks(config, world or config["env"]) for runs in methods.values() for config, _ in runs}
+    found = {yardsticks(config, world or config["env"]) for runs in lines.values() for config, _ in runs}
     if len(found) > 1 or None in found:
         return
     random, optimal = found.pop()
@@ -156,23 +161,23 @@ def draw_yardsticks(ax, world, methods):
 
 
 @matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, methods) of each -> out
+def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, lines) of each -> out
     height = math.ceil(len(panels) / columns)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
     shown = None
-    for place, (metric, panel_title, methods) in enumerate(panels, 1):
+    for place, (metric, panel_title, lines) in enumerate(panels, 1):
         ax = fig.add_subplot(height, columns, place)
-        draw_panel(ax, metric, panel_title, methods, labels or list(methods))
-        if list(methods) != shown:  # the same lines as in the panel before need no second legend
-            ax.legend(title=band_of(metric, methods))
-        shown = list(methods)
+        draw_panel(ax, metric, panel_title, lines, labels or list(lines))
+        if list(lines) != shown:  # the same lines as in the panel before need no second legend
+            ax.legend(title=band_of(metric, lines))
+        shown = list(lines)
     fig.suptitle(f"{title}, by iteration (of P prompts)", fontsize=10)
     fig.savefig(out, dpi=90)
     return out
 
 
-def band_of(metric, methods):  # -> what the bands of a panel are, in words
-    seeds = max(len(runs) for runs in methods.values())
+def band_of(metric, lines):  # -> what the bands of a panel are, in words
+    seeds = max(len(runs) for runs in lines.values())
     if seeds > 1:
         return f"mean, range of {seeds} seeds"
     return "95% interval" if metric.startswith("eval") else ""
@@ -185,13 +190,13 @@ def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config
     for _, rows in loaded.values():
         for row in rows:
             worlds |= row.get("eval", {})
-    successes = [f"eval {world}" for world in worlds]
+    wanted = [(f"eval {world}", f"{envs.title(world)} ") for world in worlds]
+    wanted += [(metric, "") for metric in metrics if metric != "eval"]
     panels = []
-    for metric in [*successes, *metrics]:
-        methods = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
-        if methods and metric != "eval":
-            world = metric.removeprefix("eval ") if metric in successes else ""
-            panels.append((metric, f"{envs.title(world)} " if world else "", methods))
+    for metric, title in wanted:
+        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        if lines:
+            panels.append((metric, title, lines))
     need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
     trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
     return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
@@ -201,15 +206,16 @@ def curves(runs, out=None):  # -> Path of the picture
     if out is None and len(runs) == 1:
         out = Path(runs[0], "curves.png")
     elif out is None:
-        names = (f"curves{number}.png" for number in ["", *range(2, 10 ** 6)])
-        out = next(Path(name) for name in names if not Path(name).exists())  # nothing of the user's is overwritten
+        numbers = itertools.chain([""], itertools.count(2))
+        names = (Path(f"curves{number}.png") for number in numbers)
+        out = next(name for name in names if not name.exists())  # nothing of the user's is overwritten
     return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
 
 
 def live(cfg, rows):
     """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
-    if len(rows) % 5 > 1:  # a picture takes as long as an iteration of `tiny`
+    if len(rows) % 5 != 1:  # at iterations 0, 5, 10, ...: a picture takes as long as an iteration of `tiny`
         return
     picture = io.BytesIO()
     dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
@@ -225,7 +231,7 @@ def xray(run):  # -> Path of the page
     data = json.dumps({"title": str(run), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(run, "xray.html")
-    page.write_text(PAGE.read_text().replace("EPISODES", data))  # the template's placeholder
+    page.write_text(PAGE.read_text().replace("EPISODES", data))  # a placeholder in the template, figures/xray.html
     return page
 
 

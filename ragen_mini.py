@@ -50,7 +50,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint as without_keeping_activations
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 import envs
@@ -71,6 +71,19 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
+# It borrows from part 2, so that you can skip that:
+#     next_token_logp              log-probs (b,V) of the token that comes next in each episode
+#     token_logps, token_values    of the model's own tokens (n,): log pi and entropy; the critic's forecast
+#     grid_logps, on_grid          the same without gradient, each number in its place: (B,T-1)
+#     micro_batches                a batch in parts that fit into memory
+@dataclass
+class Models:
+    policy: torch.nn.Module
+    critic: torch.nn.Module  # PPO; else None
+    ref: torch.nn.Module  # the policy before training, for the KL penalty; else None
+    optimizer: torch.optim.Optimizer
+    tok: object  # the tokenizer
+
 
 # ------------------------------------------------------------------------------------------ a turn in words
 PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, matched in linear time
@@ -218,14 +231,14 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
     for group, seed in enumerate(seeds):
         for noise in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, noise, group, tok, cfg))
-    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what the template puts behind an answer
+    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache(len(seeds), cfg.device)  # part 2: what every episode has read so far
     live = trajs
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, N, temperature)
+            logp = next_token_logp(policy, cache, writing, N, temperature)  # N: a group shares its first message
             need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]  # others wait
@@ -249,22 +262,26 @@ def answer_is_complete(traj, end_of_turn, cfg):
     return traj.ids[-1] == end_of_turn or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
 
 
-# ------------------------------------------------------------------ why it works: the policy gradient in five sentences
+# --------------------------------------------------------------------------- why it works: the policy gradient
 # Why does a lower loss mean a higher return? We want the gradient of the mean return, <R>, over what pi writes.
-#  1. The probability of an episode is a product of the model's choices and of the world's dice, and only the choices
-#     depend on the weights. With grad p = p grad log p the gradient is <R * sum_t grad log pi(token_t)>, a sum over the
-#     model's tokens: play, then make the tokens of an episode likelier in proportion to its return.
+#  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
+#     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. With
+#     grad p = p grad log p,
+#         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
+#     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
+#     proportion to its return.
 #  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
 #     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
-#     sum_k pi_k grad log pi_k = grad sum_k pi_k = grad 1. (The mean of the *other* episodes will do as well.)
+#     sum_k pi_k grad log pi_k = sum_k grad pi_k = grad 1. (So may the mean return of the *other* episodes of the group:
+#     they were played without this token.)
 #  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
 #  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
 #     ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>: at the first update its gradient is an unbiased estimate of the right one (as
-#     long as A only subtracts; what eq. 5 and whitening divide by is a matter of scale, with the trap that
-#     `grpo_advantages` tells of), later a good one as long as the ratio stays near 1.
-#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor. (The
-#  filter does bias it: it chooses prompts by what happened there.)
+#  5. So going down -ratio * A goes up <R>. At the first update this is unbiased, as long as A only *subtracts*. Dividing
+#     by one number for all (whitening) changes the scale; dividing each group by its own changes more: see
+#     `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
+# In practice the sum over an episode's tokens is a mean over all tokens of the batch, which is another matter of scale.
+# The filter does bias the estimate: it chooses prompts by what happened there.
 
 
 # --------------------------------------------------------------------- which trajectories, and how good were they
@@ -282,7 +299,8 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))
-    return U.argsort(descending=True, stable=True)[:k].sort().values
+    kept = U.argsort(descending=True, stable=True)[:k]
+    return kept.sort().values  # in the order of the trajectories
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
@@ -304,9 +322,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
     NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
     16: it pays 1 in a quarter of the cases and else 0, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on
-    average +0.09, rightly. But the std of this group is a quarter of |1 - 0.15| or |0 - 0.15|, as the case may be: the
-    larger the surprise, the more it is divided by. A is +3.75 or -3.75, and in three of four cases -3.75, on average
-    -1.9. Subtracting the mean needs no such warning, it is one of the things that one may subtract (sentence 2)."""
+    average +0.09, rightly. But where one return differs by d from all others, the std is d / sqrt(16), it grows with the
+    surprise itself: A is +-(15/16) d / (d/4) = +-3.75, whatever d was. The large win counts no more than the small loss,
+    which is three times as frequent: on average A is -1.9. Subtracting the mean needs no such warning (step 2)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -350,9 +368,9 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     if models.ref is not None:
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
         # what pi_old samples, the bracket ("k1") is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
-        # far two distributions are apart: drifting from where we began
-        # costs reward, and a token pays for the drift that it leads to, as for any other cost. (As a term of the loss
-        # k1 would do nothing on average: ref is constant, so its gradient is grad log pi, whose mean is 0: sentence 2.)
+        # far two distributions are apart. Drifting from where we began costs reward, and a token pays for the drift
+        # that it leads to, as for any other cost. (As a term of the loss k1 would do nothing on average: ref has no
+        # gradient, and what remains, grad log pi, has mean 0 by step 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
@@ -383,8 +401,7 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
-# Lowering -ratio * A raises the mean return: the five sentences of "why it works", above, say why.
-# Then why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
+# Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
 # rollout serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient
 # where a token has already moved as far as it should:
 #     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
@@ -405,8 +422,9 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast; the worse of two, so that no forecast hurries. Say it was 0 and the return
-    is 2: at 1 the clipped forecast, 0.5, is the worse one and has no gradient. It goes on from there next time."""
+    """Squared error of the critic's forecast, which may move by VALUE_CLIP in an iteration: a rollout is a small sample.
+    Say it was 0 and the return is 2. At 1 it has moved too far already, the clipped forecast 0.5 has the larger error,
+    max takes that, and it has no gradient."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -456,7 +474,10 @@ def self_check(trajs, policy, cfg):
     a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
     batch = collate(trajs[:16], cfg.device)
     gap = (grid_logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
-    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16: 1 only roughly
+    if cfg.device == "cpu":
+        small = gap.max() * cfg.temperature < 1e-4  # a low temperature magnifies rounding
+    else:
+        small = gap.mean() < 0.05  # bf16: 1 only roughly
     assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
     assert len(starts) == trajs[-1].group + 1, "one initial state per group"
@@ -468,8 +489,8 @@ def self_check(trajs, policy, cfg):
 def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
     """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
     rng = np.random.default_rng([cfg.seed, i])
-    first_seed = len(envs.EVAL_SEEDS)  # those below are for evaluation
-    draws = rng.integers(first_seed, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    lowest = len(envs.EVAL_SEEDS)  # seeds below are for evaluation
+    draws = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     seeds, sampling_seed = draws[:-1], draws[-1]
     clock = time.perf_counter()
     trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
@@ -670,7 +691,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
     logps, entropies = [], []
     for some_hidden, some_targets in zip(hidden.split(size), targets.split(size)):
-        logp, entropy = without_keeping_activations(
+        logp, entropy = checkpoint(  # torch's: activations are not kept but computed again in backward
             logps_from_hidden, policy.get_output_embeddings(), some_hidden, some_targets, cfg.temperature,
             use_reentrant=False)
         logps.append(logp)
@@ -707,15 +728,6 @@ def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the
 
 
 # ----------------------------------------------------------------------------------------------------- models
-@dataclass
-class Models:
-    policy: torch.nn.Module
-    critic: torch.nn.Module  # PPO; else None
-    ref: torch.nn.Module  # the policy before training, for the KL penalty; else None
-    optimizer: torch.optim.Optimizer
-    tok: object  # the tokenizer
-
-
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. The critic begins as the policy with a new scalar head."""
     transformers.logging.set_verbosity_error()  # it would report that the critic's head is new
@@ -794,7 +806,7 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
     tokens = sum(sum(traj.mask) for traj in trajs)
     row = {
-        "reward": R.mean(),
+        "reward": R.mean(),  # the mean return
         "reward_std": R.std(1, correction=0).mean(),
         "success": np.mean([traj.success for traj in trajs]),
         "entropy": sum(traj.entropy for traj in trajs) / tokens,
@@ -1056,7 +1068,7 @@ def option(default, text):
 
 @dataclass
 class Config:
-    """The settings of a run. None is filled in by __post_init__."""
+    """The settings of a run. Where the default is None it depends on --model or --starpo-s: __post_init__ fills it in."""
     env: str = option("frozenlake", "world to train in; python envs.py lists them")
     model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
     device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
@@ -1146,7 +1158,7 @@ def parse_config(argv=None):  # -> Config
     parser = transformers.HfArgumentParser(Config, prog="ragen_mini.py", allow_abbrev=False)
     parser.error = lambda text: need(False, f"{text} (--help lists all options)")
     names = vars(parser.parse_args(argv)).keys()  # --help and mistakes end here
-    parser.set_defaults(**dict.fromkeys(names))  # a second time without defaults: what was really given?
+    parser.set_defaults(**dict.fromkeys(names))  # all None, then once more: what is not None now was really given
     given = {name: x for name, x in vars(parser.parse_args(argv)).items() if x is not None}
     settings = {}
     if "resume" in given:
