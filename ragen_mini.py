@@ -506,7 +506,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     clock = time.perf_counter()
     for first in range(0, len(R), cfg.prompts):  # one slice of P prompts; with --online-k, k of them (Fig. 10)
         kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
-        if cfg.rollouts > 1 and R[kept].std(1, correction=0).max() < 1e-4:  # all kept groups end alike: skip
+        if nothing_to_compare(R[kept], cfg):
             continue
         chosen = [traj for traj in trajs if traj.group in kept]
         batch = compute_advantages(chosen, models, cfg)
@@ -515,6 +515,13 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
 
     row["seconds_update"] = time.perf_counter() - clock
     return row | statistics(trajs, R, trained, steps), trajs, trained
+
+
+def nothing_to_compare(R, cfg):  # (k,N)
+    """All episodes of a group ended alike. (PPO compares with a forecast, and learns from other prompts, too.)"""
+    if cfg.algo == "ppo":
+        return R.std(correction=0) < 1e-4
+    return R.std(1, correction=0).max() < 1e-4
 
 
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
@@ -530,23 +537,24 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
     print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
     title = "StarPO-S" if cfg.starpo_s else "StarPO"
     done = max(0, len(rows) - 1)
+    last = stop = len(rows) > cfg.iterations or is_dead(rows)
     with finishing_first(), tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
-        for i in range(len(rows), cfg.iterations + 1):
+        while not stop:
+            i = len(rows)
             row, trajs, trained = {"iteration": 0}, [], []
             if i > 0:
                 row, trajs, trained = iterate(i, models, cfg)
             rows.append(row)
-            stop = len(STOP) > 0 or i == cfg.iterations  # asked once: a signal may come at any time
-            look_and_save(rows, trajs, trained, models, cfg, stop)  # part 2
+            last = i == cfg.iterations or is_dead(rows)
+            stop = last or len(STOP) > 0  # asked once: a signal may come at any time
+            look_and_save(rows, trajs, trained, models, cfg, last, stop)  # part 2
             if watch:
                 watch(cfg, rows)
-            if stop:
-                break
             bar.update(i > 0)
             bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
     skipped = sum(row.get("updates") == 0 for row in rows)
     say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
-    if len(rows) <= cfg.iterations:
+    if not last:
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
     return rows
 
@@ -786,11 +794,10 @@ def explain(cfg):  # -> what the settings mean for the objective, in words
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 
-def look_and_save(rows, trajs, trained, models, cfg, stop):
+def look_and_save(rows, trajs, trained, models, cfg, last, stop):
     """What is done with an iteration besides learning: an evaluation now and then, the log, a checkpoint."""
     row = rows[-1]
     i = row["iteration"]
-    last = i == cfg.iterations
     if cfg.eval_every and (i % cfg.eval_every == 0 or last):
         when = "before" if i == 0 else "after" if last else f"iter {i}"
         row["eval"] = evaluate(when, models, cfg)
@@ -825,6 +832,11 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
+def is_dead(rows):
+    """Ten iterations in a row without an update: all episodes end alike, and so they always will."""
+    return len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
+
+
 def warn_of_trouble(rows, trajs):
     """It never stops a run. Valid turns are the sign of a collapse: in-group std and entropy also fall in healthy runs,
     when a task is solved. Once a run."""
@@ -832,6 +844,9 @@ def warn_of_trouble(rows, trajs):
     if valid == [0]:
         answer = trajs[0].turns[0]["answer"]
         say(f"no turn of the first rollout was valid. An answer: {answer[:200]!r}")
+    if is_dead(rows):
+        rows[-1]["dead"] = True
+        say("ten iterations in a row had nothing to compare: this run is dead, it ends here")
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return

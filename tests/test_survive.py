@@ -387,3 +387,18 @@ def test_collapse_is_announced_once(valid, warned_at, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if "collapse" in line]
     assert marked == ([warned_at] if warned_at else [])
     assert len(said) == len(marked) and all(f"iteration {warned_at}," in line for line in said)
+
+
+def test_a_dead_run_ends_by_itself(tmp_path, monkeypatch, capsys):
+    """From iteration 3 on nothing is updated. The tenth such iteration is the last: evaluated, saved, and final."""
+    iterate = rm.iterate
+
+    def dying(i, models, cfg):
+        row, trajs, trained = iterate(i, models, cfg)
+        return (row, trajs, trained) if i < 3 else (row | {"updates": 0}, trajs, [])
+    monkeypatch.setattr(rm, "iterate", dying)
+    out = tmp_path / "run"
+    rows = train(*SMALL, "--iterations", 30, "--eval-every", 20, "--out", out)
+    assert len(rows) == 13 and rows[-1]["dead"] and "eval" in rows[-1] and len(saved_rows(out)) == 13
+    assert "dead" in capsys.readouterr().out and "Go on" not in capsys.readouterr().out
+    assert train("--resume", out) == rows
