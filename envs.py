@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import itertools
 import math
+import re
 import runpy
 import string
 import sys
@@ -50,6 +51,16 @@ def shift(cell, move, times=1):
     return cell[0] + times * down, cell[1] + times * right
 
 
+def offset(a, b):
+    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
+    down, right = b[0] - a[0], b[1] - a[1]
+    parts = []
+    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
+        if steps > 0:
+            parts.append(f"{steps} {word}")
+    return " and ".join(parts)
+
+
 def picture(size, symbols, elsewhere):
     """A square of symbols; `symbols` maps cells to theirs, all other cells get `elsewhere`."""
     lines = []
@@ -67,6 +78,11 @@ class Env:
     draw_args = ()    # what `draw` gets besides its random generator
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # until it is reset
+
+    claim = r"\d (up|down)( and \d (left|right))?|\d (left|right)"  # what a thought may say of a thing: see `claims`
+
+    def facts(self):  # -> {thing: what is true of it now}
+        return {}
 
     def reset(self, seed=None, options=None):  # -> observation, info
         """Without a seed: some level that is not held out."""
@@ -112,6 +128,7 @@ class Bandit(Env):
     Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
     which is which; the seed shuffles them. Success is the better decision, the risky arm, whatever it happens to pay."""
     split = False  # there are only two levels
+    claim = "safe|risky"
 
     def __init__(self, low, high):
         self.low = low
@@ -135,6 +152,9 @@ class Bandit(Env):
 
     def won(self, state):
         return state == self.high
+
+    def facts(self):
+        return {self.low: "safe", self.high: "risky"}
 
     def render(self):
         if self.over:
@@ -193,6 +213,13 @@ class Sokoban(Env):
 
     def won(self, state):
         return state[1] == self.level["targets"]
+
+    def facts(self):
+        player, boxes = self.state
+        targets = self.level["targets"]
+        if len(boxes) > 1:  # which one would be meant?
+            return {}
+        return {"box": offset(player, boxes[0]), "target": offset(boxes[0], targets[0])}
 
     def render(self):
         wall, floor, target, box, box_on_target, player, player_on_target = self.symbols
@@ -284,12 +311,30 @@ class FrozenLake(Env):
     def won(self, state):
         return state == self.level["goal"]
 
+    def facts(self):
+        return {"goal": offset(self.state, self.level["goal"])}
+
     def render(self):
         grid = dict.fromkeys(self.level["holes"], "O")
         grid[self.level["goal"]] = "G"
         under = grid.get(self.state)
         grid[self.state] = {"O": "X", "G": "√", None: "P"}[under]
         return picture(self.size, grid, "_")
+
+
+# ------------------------------------------------------------------------------------- is a thought true?
+def claims(env, thought):  # -> [(what it says, is that true?), ...]
+    """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
+    is 2 up of it." makes two claims, the first one about the box."""
+    facts = env.facts()
+    found = []
+    for sentence in re.split("[.?!]", thought):
+        said = re.search(env.claim, sentence)
+        named = [name for name in facts if name in sentence]
+        if said and named:
+            subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
+            found.append((said[0], said[0] == facts[subject]))
+    return found
 
 
 ENVS = {

@@ -203,8 +203,11 @@ def take_turn(traj, tok, cfg, end_of_turn):
     thought = "<think></think>" if cfg.no_think else ""
     actions = parse_answer(thought + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
+    turn["claims"] = envs.claims(env, text.split("</think>")[0])
+    for _, is_true in turn["claims"]:  # worth nothing by default
+        turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward
     if not turn["valid"]:
-        turn["reward"] = FORMAT_PENALTY  # and nothing moves
+        turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -825,11 +828,22 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     kl = [batch["kl"][batch["mask"]].mean().item() for _, batch in trained if "kl" in batch]
     if kl:
         row["kl"] = np.mean(kl)
+    claims = [is_true for turn in turns for _, is_true in turn["claims"]]
+    if claims:
+        row["claims"] = np.mean([len(turn["claims"]) > 0 for turn in turns])
+        row["true_claims"] = np.mean(claims)
+        row["fitting"] = np.mean([fits(turn) for turn in turns if turn["claims"]])
     for name in steps[0] if steps else ():
         row[name] = np.mean([step[name] for step in steps])
     row = {name: round(float(x), 6) for name, x in row.items()}
     kept = sum(len(chosen) for chosen, _ in trained)
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
+
+
+def fits(turn):
+    """Is the first action of an answer one of those that its thought speaks of? ("1 down and 1 right": Down or Right)"""
+    first = turn["answer"].partition("<answer>")[2].split("||")[0].split("<")[0].strip().lower()
+    return first != "" and any(first in said for said, _ in turn["claims"])
 
 
 def is_dead(rows):
@@ -1073,7 +1087,7 @@ FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
 MAY_BE_ZERO = {"seed", "play", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
-               "entropy_coef", "kl_coef"}
+               "entropy_coef", "kl_coef", "truth_reward"}
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
 
 
@@ -1105,6 +1119,7 @@ class Config:
     max_actions: int = option(10, "actions of an episode")
     max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
     temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
+    truth_reward: float = option(0.0, "added for a true claim of a thought, taken for a false one")
     no_think: bool = option(False, "answer at once, without <think>...</think>")
     success_rate: float = option(1 / 3, "FrozenLake: probability of the intended move (later code: 0.8)")
     algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
