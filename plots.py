@@ -6,6 +6,7 @@ figures/paper.py of several. A panel shows `lines`, a dict {label: [run, run, ..
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
+    python plots.py collapse RUN [RUN ...]  the anatomy of one run, which signal moved first: RUN/collapse.png
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
 """
 import argparse
@@ -34,6 +35,7 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
+    "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
     "seconds": ("seconds so far", "of rollouts and updates"),
 }
 OTHERS = """
@@ -43,6 +45,10 @@ Not drawn:
   updates, kept, turns, tokens    gradient steps; trajectories used; turns an episode; tokens that the model wrote
   collapse            written once: fewer than half of the turns are valid
 """
+ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm", "kl", "true_claims")
+SHORT = {"success": "success", "valid": "valid turns", "reward": "return", "reward_std": "in-group std",
+         "grad_norm": "gradient", "kl": "KL", "true_claims": "true claims"}
+BEFORE = 20  # iterations up to the best one, whose values are the range of a healthy run
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
@@ -212,6 +218,66 @@ def curves(runs, out=None):  # -> Path of the picture
     return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
 
 
+def onset(x, success):  # -> the iteration at which a run begins to be lost, or None
+    """The first after the best one from which on at least half of the best success (mean of five iterations) is gone, for
+    ten iterations or until the end."""
+    smooth = np.convolve(success, np.ones(5) / 5, "valid")
+    best = int(smooth.argmax())
+    lost = smooth < smooth[best] / 2
+    for i in range(best, len(smooth)):
+        if lost[i:i + 10].all():
+            return x[i]
+
+
+def leaves_its_range(x, y, best):  # -> the iteration at which a signal first leaves its healthy range, or None
+    """That range: from the lowest to the highest value of the BEFORE iterations up to the best one, and half as much on
+    both sides. Three values in a row have to lie outside, but one is enough above five times the median: a spike."""
+    healthy = y[(x > best - BEFORE) & (x <= best)]
+    if len(healthy) == 0:
+        return None
+    margin = (healthy.max() - healthy.min()) / 2
+    outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
+    for i in np.flatnonzero(x > best):
+        spike = y[i] > 5 * np.median(y[max(0, i - BEFORE):i])
+        if spike or (outside[i:i + 3].all() and len(y) >= i + 3):
+            return x[i]
+
+
+@matplotlib.style.context(STYLE)
+def collapse(run):  # -> Path of the picture
+    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
+    config, rows = load(run)
+    signals = {name: series(config, rows, name) for name in ANATOMY}
+    signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) > BEFORE}
+    need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
+    x, success = signals["success"]
+    best = x[np.convolve(success, np.ones(5) / 5, "same").argmax()]
+    lost = onset(x, success)
+    left = {name: leaves_its_range(*signal, best) for name, signal in signals.items()}
+    order = sorted((when, name) for name, when in left.items() if when is not None)
+    fig = matplotlib.figure.Figure(figsize=(8, 1.3 * len(signals) + 1), layout="constrained")
+    axes = fig.subplots(len(signals), 1, sharex=True)
+    for ax, (name, (x, y)) in zip(axes, signals.items()):
+        ax.plot(x, y, color="C0", lw=1)
+        if name == "success":
+            ax.plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
+            ax.legend()
+        if left[name] is not None:
+            ax.axvline(left[name], color="C2", lw=1.5)
+        if lost is not None:
+            ax.axvspan(lost, x[-1], color="0.5", alpha=0.15, lw=0)
+        ax.set_ylabel(SHORT.get(name, name), rotation=0, ha="right", va="center")
+        if name in LOGARITHMIC:
+            ax.set_yscale("log", nonpositive="clip")
+    axes[-1].set_xlabel("iteration")
+    story = "success is never lost" if lost is None else f"success is lost from iteration {lost} on (grey)"
+    moved = ", ".join(f"{SHORT.get(name, name)} {when}" for when, name in order) or "none"
+    fig.suptitle(f"{envs.title(config['env'])}: best at {best}; {story}\nFirst outside its earlier range (red):\n{moved}")
+    out = Path(run, "collapse.png")
+    fig.savefig(out, dpi=90)
+    return out
+
+
 def live(cfg, rows):
     """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
@@ -241,7 +307,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")
-    parser.add_argument("what", choices=["curves", "xray"])
+    parser.add_argument("what", choices=["curves", "collapse", "xray"])
     parser.add_argument("runs", nargs="+", help="folders of runs")
     parser.add_argument("--out", help="curves: the picture's name, such as both.png")
     try:
@@ -250,8 +316,9 @@ def main(argv=None):
         if args.what == "curves":
             print(curves(args.runs, args.out))
         else:
+            draw_one = {"xray": xray, "collapse": collapse}[args.what]
             for run in args.runs:
-                print(xray(run))
+                print(draw_one(run))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
