@@ -486,8 +486,11 @@ def blame(name):
     except UserError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(f"{name}: {type(error).__name__} in {place.name}, line {place.lineno}: {error}") from error
+        file = name.rpartition(":")[0] or name
+        places = [place for place in traceback.extract_tb(error.__traceback__) if place.filename == file]
+        where = f" in {places[-1].name}, line {places[-1].lineno}" if places else ""  # the user's line, not one of ours
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}: {type(error).__name__}{where}: {reason}") from error
 
 
 def check(name, tok=None, horizon=10):
