@@ -524,8 +524,7 @@ def check(name, tok=None, horizon=10):
 
 def check_states(name, env, most=100):
     """`outcomes`, `won` and `render` in the states that can be reached from env.state, nearest first."""
-    hashable = type(env.state).__hash__ is not None
-    need(hashable, f"{name}: the state {env.state!r} must be hashable, such as a word, a number or a tuple of them")
+    check_hashable(name, env.state)
     queue = [(env.state, False)]
     visited = {env.state}
     for state, over in queue:  # the list grows while we walk along it
@@ -544,9 +543,17 @@ def check_states(name, env, most=100):
             need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
             for _, new, reward, ends in outcomes:
                 need(math.isfinite(reward), f"{place}: the reward is {reward!r}")
+                check_hashable(name, new)
                 if new not in visited and len(visited) < most:
                     visited.add(new)
                     queue.append((new, ends))
+
+
+def check_hashable(name, state):
+    try:
+        hash(state)
+    except TypeError:
+        raise UserError(f"{name}: the state {state!r} must be hashable, such as a word, or a tuple of numbers") from None
 
 
 def check_words(name, actions, texts, tok):  # -> words of the texts that the tokenizer lacks
