@@ -33,6 +33,7 @@ import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
+NUMBER = (int, float, np.generic)
 TRIES = 1000  # to draw a level that is solvable and on the right side
 
 
@@ -540,10 +541,12 @@ def check_states(name, env, most=100):
             outcomes = env.outcomes(state, action)
             shape = isinstance(outcomes, list) and all(len(outcome) == 4 for outcome in outcomes)
             need(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
+            for chance, _, reward, _ in outcomes:
+                numbers = isinstance(chance, NUMBER) and isinstance(reward, NUMBER) and math.isfinite(reward)
+                need(numbers and 0 <= chance <= 1, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
             total = sum(chance for chance, _, _, _ in outcomes)
             need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
-            for _, new, reward, ends in outcomes:
-                need(math.isfinite(reward), f"{place}: the reward is {reward!r}")
+            for _, new, _, ends in outcomes:
                 check_hashable(name, new)
                 if new not in visited and len(visited) < most:
                     visited.add(new)
