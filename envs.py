@@ -546,6 +546,8 @@ def check_states(name, env, most=100):
                 need(numbers and 0 <= chance <= 1, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
             total = sum(chance for chance, _, _, _ in outcomes)
             need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
+            same = env.outcomes(state, action) == outcomes and env.state == state
+            need(same, f"{place}: asked twice, it must say the same and change nothing (`step` rolls the dice and moves)")
             for _, new, _, ends in outcomes:
                 check_hashable(name, new)
                 if new not in visited and len(visited) < most:
