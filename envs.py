@@ -499,6 +499,8 @@ def check(name, tok=None, horizon=10):
     With a tokenizer: does the model know the words?"""
     with blame(name):
         env = make(name)
+        ours = isinstance(env, Env) and type(env).reset is Env.reset and type(env).step is Env.step
+        need(ours, f"{name}: it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
         words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
         need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
         texts = [env.instruction]
