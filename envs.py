@@ -503,6 +503,8 @@ def check(name, tok=None, horizon=10):
         need(ours, f"{name}: it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
         words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
         need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
+        said = isinstance(env.instruction, str) and env.instruction.strip()
+        need(said, f"{name}: `instruction` must tell the model its task, it is {env.instruction!r}")
         texts = [env.instruction]
         for seed in (*EVAL_SEEDS, *range(1000, 1032)):
             env.reset(seed, options={"noise": 0})
