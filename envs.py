@@ -503,6 +503,10 @@ def check(name, tok=None, horizon=10):
         need(ours, f"{name}: it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
         words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
         need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
+        for action in env.actions:
+            alike = [other for other in env.actions if other.lower() == action.lower()]
+            plain = action and action == action.strip() and "||" not in action and len(alike) == 1
+            need(plain, f"{name}: the action {action!r} is empty, has || or outer blanks, or is there twice (capitals?)")
         said = isinstance(env.instruction, str) and env.instruction.strip()
         need(said, f"{name}: `instruction` must tell the model its task, it is {env.instruction!r}")
         texts = [env.instruction]
