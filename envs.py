@@ -509,6 +509,7 @@ def check(name, tok=None, horizon=10):
             need(plain, f"{name}: the action {action!r} is empty, has || or outer blanks, or is there twice (capitals?)")
         said = isinstance(env.instruction, str) and env.instruction.strip()
         need(said, f"{name}: `instruction` must tell the model its task, it is {env.instruction!r}")
+        check_draw(name, env)
         texts = [env.instruction]
         for seed in (*EVAL_SEEDS, *range(1000, 1032)):
             env.reset(seed, options={"noise": 0})
@@ -529,6 +530,15 @@ def check(name, tok=None, horizon=10):
         if unknown:
             line += f"; {len(unknown)} words look alike to the model: {' '.join(unknown[:8])}"
     print(line)
+
+
+def check_draw(name, env):
+    for seed in range(20):
+        one, other = [type(env).draw(np.random.default_rng(seed), *env.draw_args) for _ in range(2)]
+        pair = one is None or (isinstance(one, tuple) and len(one) == 2)
+        need(pair, f"{name}: `draw` must return what stays fixed and the initial state, it returned {one!r}")
+        need(repr(one) == repr(other), f"{name}: `draw` gave {one!r}, then for the same seed {other!r}: it may use no "
+             "dice but `rng`, and plain values")
 
 
 def check_states(name, env, most=100):
