@@ -215,6 +215,7 @@ def curves(runs, out=None):  # -> Path of the picture
         numbers = itertools.chain([""], itertools.count(2))
         names = (Path(f"curves{number}.png") for number in numbers)
         out = next(name for name in names if not name.exists())  # nothing of the user's is overwritten
+    need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
     return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
 
 
