@@ -55,6 +55,9 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 7, "legend.title_fontsize": 7, "axes.titlesize": 8.5,
     "font.size": 9, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
 DASHES = ("-", "--", "-.", ":")
+SETTINGS = {  # what a picture needs of config.json
+    "env": str, "model": str, "eval_prompts": int, "online_k": int, "max_turns": int, "max_actions_per_turn": int,
+    "max_actions": int, "success_rate": (int, float)}
 PAGE = Path(__file__).parent / "figures" / "xray.html"
 
 
@@ -62,8 +65,9 @@ PAGE = Path(__file__).parent / "figures" / "xray.html"
 def load(run):  # -> config, rows of the log
     config_file, log_file = Path(run, "config.json"), Path(run, "log.jsonl")
     need(config_file.is_file() and log_file.is_file(), f"{run} is not the folder of a run")
-    config = parse(config_file.read_text())
-    need(config and {"env", "eval_prompts", "online_k"} <= config.keys(), f"{config_file} is damaged")
+    config = parse(config_file.read_text(errors="replace"))
+    whole = config and all(isinstance(config.get(name), kind) for name, kind in SETTINGS.items())
+    need(whole, f"{config_file} is damaged: --resume writes it anew")
     rows = []
     for line in log_file.read_text(errors="replace").splitlines():
         row = parse(line)
