@@ -73,7 +73,7 @@ def load(run):  # -> config, rows of the log
         row = parse(line)
         if row is None:
             break  # a run that was killed in mid-write
-        need(isinstance(row.get("iteration"), int), f"{log_file}, line {len(rows) + 1}: there is no iteration")
+        check_row(row, f"{log_file}, line {len(rows) + 1}")
         rows.append(row)
     return config, rows
 
@@ -83,6 +83,16 @@ def parse(text):  # -> dict, or None: it is not JSON
         return dict(json.loads(text))
     except (ValueError, TypeError):
         return None
+
+
+def check_row(row, place):
+    need(isinstance(row.get("iteration"), int), f"{place}: there is no iteration")
+    rates = row.get("eval", {})
+    need(isinstance(rates, dict), f"{place}: eval is {rates!r}, not a success rate for each world")
+    for name, value in (row | rates).items():
+        number = value is None or isinstance(value, (int, float))
+        need(number or name in ("eval", "collapse"), f"{place}: {name} is {value!r}, not a number")
+        need(name not in rates or 0 <= value <= 1, f"{place}: {name} is {value!r}, not between 0 and 1")
 
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
@@ -96,11 +106,10 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
         elif kind == "seconds":
             value = None
             if "seconds_rollout" in row:
-                value = row["seconds_rollout"] + row["seconds_update"] + sum(y[-1:])
+                value = row["seconds_rollout"] + row.get("seconds_update", 0) + sum(y[-1:])
         else:
             value = row.get(kind)
         if value is not None:
-            need(isinstance(value, (int, float)), f"log.jsonl, iteration {row['iteration']}: {metric} is {value!r}")
             x.append(row["iteration"] * config["online_k"])
             y.append(value)
     return np.array(x), np.array(y, dtype=float)
