@@ -307,7 +307,10 @@ def xray(run):  # -> Path of the page
     """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
     file = Path(run, "xray.json")
     need(file.is_file(), f"{run} has no xray.json: it is written with the first checkpoint after training began")
-    episodes = json.loads(file.read_text())
+    try:
+        episodes = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: the next checkpoint writes it anew ({error})") from error
     data = json.dumps({"title": str(run), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(run, "xray.html")
