@@ -1173,7 +1173,7 @@ class Config:
         with otherwise(f"--device {self.device} is not there: choose cpu"):
             torch.empty(1, device=self.device)
         for name in self.eval_names:
-            with otherwise("--env"):
+            with otherwise("--env" if name == self.env else "--eval-envs"):
                 envs.find_world(name)
         alone = self.rollouts == 1 and (self.keep < 1 or self.algo == "grpo")
         need(not alone, "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
