@@ -314,7 +314,8 @@ def xray(run):  # -> Path of the page
     data = json.dumps({"title": str(run), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(run, "xray.html")
-    page.write_text(PAGE.read_text().replace("EPISODES", data))  # a placeholder in the template, figures/xray.html
+    template = PAGE.read_text(encoding="utf-8")
+    page.write_text(template.replace("EPISODES", data), encoding="utf-8")  # a placeholder in figures/xray.html
     return page
 
 

@@ -1011,7 +1011,7 @@ def save(models, cfg):
     with otherwise(f"cannot save; mend that, then go on: --resume {cfg.out}"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new)
-        Path(new, "README.md").write_text(model_card(models.tok, cfg))
+        Path(new, "README.md").write_text(model_card(models.tok, cfg), encoding="utf-8")
         torch.save(state, Path(cfg.out, "trainer.new"))
     shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)
     os.replace(Path(cfg.out, "trainer.new"), old / "trainer.pt")  # last: it decides
