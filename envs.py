@@ -667,5 +667,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(AttributeError):  # a notebook's output has no such method
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
     sys.modules["envs"] = sys.modules["__main__"]  # `import envs` in your world means this, not a second copy
     main()

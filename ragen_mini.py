@@ -1226,4 +1226,6 @@ def main():
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(AttributeError):  # a notebook's output has no such method
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
     main()
