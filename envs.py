@@ -633,7 +633,7 @@ def play(name, seed):
     while not env.over:
         try:
             word = input(f"\n{' / '.join(env.actions)} (or its start; empty: stop): ").strip().lower()
-        except EOFError:
+        except (EOFError, RuntimeError):  # the input ended, or there is none
             word = ""
         if not word:
             return
@@ -661,7 +661,9 @@ def main(argv=None):
             check(args.world)
         else:
             play(args.world, args.level)
-    except UserError as error:
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UserError, OSError) as error:  # a closed pipe, for example
         print(error, file=sys.stderr)
         sys.exit(2)
 
