@@ -531,7 +531,6 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
     """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
     `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
     models = load_models(cfg)
-    check_worlds(models.tok, cfg)
     if cfg.play is not None:
         return show_episode(models, cfg)
     if cfg.eval_only:
@@ -756,6 +755,7 @@ def load_models(cfg):
         if cfg.algo == "ppo":
             critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
+    check_worlds(tok, cfg)
     check_chat(tok, policy, cfg)
     if cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
