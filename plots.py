@@ -162,7 +162,7 @@ def draw_panel(ax, metric, title, lines, labels):
         ax.set_ylim(0, 1.02)
         draw_yardsticks(ax, world, lines)
     ax.set_title(title + METRICS[kind][0])
-    if kind in LOGARITHMIC:
+    if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
 
 
