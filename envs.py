@@ -661,7 +661,8 @@ def main(argv=None):
         elif args.what == "check":
             check(args.world)
         else:
-            play(args.world, args.level)
+            with blame(args.world):
+                play(args.world, args.level)
     except KeyboardInterrupt:
         sys.exit(130)
     except (UserError, OSError) as error:  # a closed pipe, for example
