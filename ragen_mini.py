@@ -776,7 +776,7 @@ def check_chat(tok, policy, cfg):
         firsts.append(len(traj.ids))
     tokens = cfg.max_turns * (max(firsts) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = policy.config.max_position_embeddings
-    need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens")
+    need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens or --max-turns")
 
 
 def check_worlds(tok, cfg):
