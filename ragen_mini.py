@@ -984,6 +984,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def new_folder(cfg):
+    need(not cfg.out or Path(cfg.out).name, f"--out {cfg.out}: the folder needs a name of its own, such as runs/first")
     name = cfg.out.rstrip("/")
     if not name:
         method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
