@@ -449,17 +449,17 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
     """The two reference lines of a success rate: `yardsticks` averaged over the evaluation levels."""
-    return mean_of_levels(name, find_world(name), horizon, levels, success_rate)
+    return of_all_levels(name, find_world(name), horizon, levels, success_rate).mean(axis=0)
 
 
 @lru_cache  # by name and by class: in a notebook a world may be defined again
-def mean_of_levels(name, world, horizon, levels, success_rate):
+def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2, horizon + 1)
     env = make(name, success_rate)
     curves = []
     for seed in EVAL_SEEDS[:levels]:
         env.reset(seed)
         curves.append(yardsticks(env, horizon))
-    return np.mean(curves, axis=0)
+    return np.array(curves)
 
 
 def yardsticks_of_run(name, settings):  # -> random, optimal
@@ -502,37 +502,39 @@ def check(name, tok=None, horizon=10):
     With a tokenizer: does the model know the words?"""
     with blame(name):
         env = make(name)
-        ours = isinstance(env, Env) and type(env).reset is Env.reset and type(env).step is Env.step
-        need(ours, f"{name}: it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
-        words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
-        need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
-        for action in env.actions:
-            alike = [other for other in env.actions if other.lower() == action.lower()]
-            plain = action and action == action.strip() and "||" not in action and len(alike) == 1
-            need(plain, f"{name}: the action {action!r} is empty, has || or outer blanks, or is there twice (capitals?)")
-        said = isinstance(env.instruction, str) and env.instruction.strip()
-        need(said, f"{name}: `instruction` must tell the model its task, it is {env.instruction!r}")
+        check_class(name, env)
         check_draw(name, env)
         texts = [env.instruction]
         for seed in (*EVAL_SEEDS, *range(1000, 1032)):
-            env.reset(seed, options={"noise": 0})
+            env.reset(seed)
             texts.append(env.render())
             if seed % 8 == 0:
                 check_states(name, env)
-        random, best = mean_yardsticks(name, horizon)
-        unsolvable = 0
-        for seed in EVAL_SEEDS:
-            env.reset(seed)
-            unsolvable += yardsticks(env, horizon)[1, -1] == 0
-    need(best[-1] > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True?")
-    line = f"{name}: success in {horizon} actions, random {random[-1]:.2f}, optimal {best[-1]:.2f}"
-    if unsolvable:
-        line += f"; {unsolvable} of {len(EVAL_SEEDS)} levels cannot be won in so many"
+        success = of_all_levels(name, find_world(name), horizon, len(EVAL_SEEDS), 1 / 3)[:, :, -1]
+    random, optimal = success.mean(axis=0)
+    hopeless = int((success[:, 1] == 0).sum())
+    need(optimal > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True?")
+    line = f"{name}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}"
+    if hopeless:
+        line += f"; {hopeless} of {len(EVAL_SEEDS)} levels cannot be won in so many"
     if tok is not None:
         unknown = check_words(name, env.actions, texts, tok)
         if unknown:
             line += f"; {len(unknown)} words look alike to the model: {' '.join(unknown[:8])}"
     print(line)
+
+
+def check_class(name, env):
+    ours = isinstance(env, Env) and type(env).reset is Env.reset and type(env).step is Env.step
+    need(ours, f"{name}: it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
+    said = isinstance(env.instruction, str) and env.instruction.strip()
+    need(said, f"{name}: `instruction` must tell the model its task, it is {env.instruction!r}")
+    words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
+    need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
+    for action in env.actions:
+        alike = [other for other in env.actions if other.lower() == action.lower()]
+        plain = action and action == action.strip() and "||" not in action and len(alike) == 1
+        need(plain, f"{name}: the action {action!r} is empty, has || or outer blanks, or is there twice (capitals?)")
 
 
 def check_draw(name, env):
