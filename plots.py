@@ -270,7 +270,7 @@ def collapse(run):  # -> Path of the picture
     left = {name: leaves_its_range(*signal, best) for name, signal in signals.items()}
     order = sorted((when, name) for name, when in left.items() if when is not None)
     fig = matplotlib.figure.Figure(figsize=(8, 1.3 * len(signals) + 1), layout="constrained")
-    axes = fig.subplots(len(signals), 1, sharex=True)
+    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, (x, y)) in zip(axes, signals.items()):
         ax.plot(x, y, color="C0", lw=1)
         if name == "success":
@@ -281,7 +281,7 @@ def collapse(run):  # -> Path of the picture
         if lost is not None:
             ax.axvspan(lost, x[-1], color="0.5", alpha=0.15, lw=0)
         ax.set_ylabel(SHORT.get(name, name), rotation=0, ha="right", va="center")
-        if name in LOGARITHMIC:
+        if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
     axes[-1].set_xlabel("iteration")
     story = "success is never lost" if lost is None else f"success is lost from iteration {lost} on (grey)"

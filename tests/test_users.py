@@ -645,6 +645,16 @@ def test_a_run_that_never_learnt_can_be_seen(user, random_folder, pictures, monk
     assert "EPISODES" not in page and json.dumps(best["tokens"][0]).replace("<", "\\u003c") in page
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("columns", [{}, {"grad_norm": 0.0, "reward_std": 0.0}])
+def test_a_log_with_little_in_it_has_an_anatomy(columns, runs, user, monkeypatch):
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
+    shutil.copytree(runs / "bandit", "run")
+    rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
+    Path("run/log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png\n")
+
+
 # ------------------------------------------------------------------------------------------------- meet the agent
 def test_an_agent_plays_one_episode(runs, user):
     code, said, _ = user(f"ragen_mini.py --model {runs}/bandit/checkpoint --play 7")
