@@ -555,6 +555,7 @@ def check_states(name, env, most=100):
         env.state, env.over = state, over
         text = env.render()
         need(isinstance(text, str) and text.strip(), f"{name}: `render` must return text, it returned {text!r}")
+        claims(env, text)  # `facts` and `claim`, where a world has them
         need("\n\n" not in text, f"{name}: `render` must return one paragraph, without an empty line: {text!r}")
         won = env.won(state)
         need(isinstance(won, (bool, np.bool_)), f"{name}: `won` must return True or False, it returned {won!r}")

@@ -279,6 +279,18 @@ class RenderReturnsTwoParagraphs(Wrong):
         return "The sign says Up.\n\nThe door is closed."
 
 
+class FactsRaise(Wrong):
+    says = "KeyError in facts, line"
+
+    def facts(self):
+        return {"sign": self.level["price"]}
+
+
+class ClaimIsNoPattern(Wrong):
+    says = "unterminated subpattern"
+    claim = "(Left|Up"
+
+
 class RenderRaises(Wrong):
     says = "KeyError in render, line"
 
@@ -298,7 +310,7 @@ WRONG = [*Wrong.__subclasses__(), NoWon]
 
 @pytest.mark.parametrize("world", WRONG)
 def test_a_mistake_in_a_world_is_one_line_before_training(world, monkeypatch, tok):
-    name = f"{__file__}:{world.__name__}"
+    name = f"{__file__}:{world.__name__}"  # as if it came from this file
     monkeypatch.setitem(envs.ENVS, name, world)
     with pytest.raises(envs.UserError) as error:
         envs.check(name, tok)
