@@ -467,6 +467,7 @@ SLIPS = [  # what is typed, what the user is told
     ("plots.py curves {runs}/bandit/checkpoint", "checkpoint is not the folder of a run"),
     ("plots.py curves {runs}/bandit --out nowhere/x.png", "No such file or directory: 'nowhere/x.png'"),
     ("plots.py curves {runs}/bandit --out x.jpog", "--out x.jpog: end its name in .png"),
+    ("plots.py collapse {runs}/bandit", "its log is shorter than 20 iterations"),
     ("plots.py xray nowhere", "nowhere has no xray.json"),
     ("plots.py xray {runs}/bandit --out x.png", "--out is for curves"),
     ("paper.py claims extra", "extra"),
