@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib.figure
@@ -46,9 +47,7 @@ Not drawn:
   collapse            written once: fewer than half of the turns are valid
 """
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm", "kl", "true_claims")
-SHORT = {"success": "success", "valid": "valid turns", "reward": "return", "reward_std": "in-group std",
-         "grad_norm": "gradient", "kl": "KL", "true_claims": "true claims"}
-BEFORE = 20  # iterations up to the best one, whose values are the range of a healthy run
+BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
@@ -232,9 +231,14 @@ def curves(runs, out=None):  # -> Path of the picture
     return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
 
 
-def onset(x, success):  # -> the iteration at which a run begins to be lost, or None
-    """The first after the best one from which on at least half of the best success (mean of five iterations) is gone, for
-    ten iterations or until the end."""
+# --------------------------------------------------------------------------------------- anatomy of a collapse
+def best_iteration(x, success):  # success as the mean of five iterations
+    return x[np.convolve(success, np.ones(5) / 5, "same").argmax()]
+
+
+def onset(x, success):  # -> the iteration from which on a run is lost, or None
+    """The first after the best one where less than half of the best success (means of five iterations) is left, for ten
+    iterations or until the end."""
     smooth = np.convolve(success, np.ones(5) / 5, "valid")
     best = int(smooth.argmax())
     lost = smooth < smooth[best] / 2
@@ -243,17 +247,18 @@ def onset(x, success):  # -> the iteration at which a run begins to be lost, or 
             return x[i]
 
 
-def leaves_its_range(x, y, best):  # -> the iteration at which a signal first leaves its healthy range, or None
-    """That range: from the lowest to the highest value of the BEFORE iterations up to the best one, and half as much on
-    both sides. Three values in a row have to lie outside, but one is enough above five times the median: a spike."""
+def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
+    """The range: from the lowest to the highest value of the BEFORE iterations up to the best one, and half as much on
+    both sides. Three values in a row have to lie outside, or a single one above five times the median: a spike."""
     healthy = y[(x > best - BEFORE) & (x <= best)]
     if len(healthy) == 0:
         return None
     margin = (healthy.max() - healthy.min()) / 2
     outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
     for i in np.flatnonzero(x > best):
+        for_long = i + 3 <= len(y) and outside[i:i + 3].all()
         spike = y[i] > 5 * np.median(y[max(0, i - BEFORE):i])
-        if spike or (outside[i:i + 3].all() and len(y) >= i + 3):
+        if for_long or spike:
             return x[i]
 
 
@@ -264,34 +269,36 @@ def collapse(run):  # -> Path of the picture
     signals = {name: series(config, rows, name) for name in ANATOMY}
     signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) > BEFORE}
     need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
-    x, success = signals["success"]
-    best = x[np.convolve(success, np.ones(5) / 5, "same").argmax()]
-    lost = onset(x, success)
-    left = {name: leaves_its_range(*signal, best) for name, signal in signals.items()}
-    order = sorted((when, name) for name, when in left.items() if when is not None)
-    fig = matplotlib.figure.Figure(figsize=(8, 1.3 * len(signals) + 1), layout="constrained")
+    best = best_iteration(*signals["success"])
+    lost = onset(*signals["success"])
+    moved = []
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
     axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, (x, y)) in zip(axes, signals.items()):
+        title = METRICS[name][0] if name in METRICS else name
+        ax.set_title(title, loc="left")
         ax.plot(x, y, color="C0", lw=1)
-        if name == "success":
-            ax.plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
-            ax.legend()
-        if left[name] is not None:
-            ax.axvline(left[name], color="C2", lw=1.5)
-        if lost is not None:
-            ax.axvspan(lost, x[-1], color="0.5", alpha=0.15, lw=0)
-        ax.set_ylabel(SHORT.get(name, name), rotation=0, ha="right", va="center")
         if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
+        if lost is not None:
+            ax.axvspan(lost, x[-1], color="0.5", alpha=0.15, lw=0)
+        left = leaves_its_range(x, y, best)
+        if left is not None:
+            ax.axvline(left, color="C2", lw=1.5)
+            moved.append((left, f"{title} {left}"))
+    axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
+    axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    story = "success is never lost" if lost is None else f"success is lost from iteration {lost} on (grey)"
-    moved = ", ".join(f"{SHORT.get(name, name)} {when}" for when, name in order) or "none"
-    fig.suptitle(f"{envs.title(config['env'])}: best at {best}; {story}\nFirst outside its earlier range (red):\n{moved}")
+    story = f"success is lost from iteration {lost} on (grey)" if lost is not None else "success is not lost"
+    order = ", ".join(text for _, text in sorted(moved)) or "none"
+    title = f"{envs.title(config['env'])}: best at iteration {best}; {story}. Outside their earlier range (red): {order}"
+    fig.suptitle(textwrap.fill(title, 105), fontsize=9)
     out = Path(run, "collapse.png")
     fig.savefig(out, dpi=90)
     return out
 
 
+# ------------------------------------------------------------------------------------- in a notebook; by token
 def live(cfg, rows):
     """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
