@@ -182,10 +182,10 @@ def cold_start(tok, steps, seed):  # -> model
         eos_token_id=tok.eos_token_id))
     lessons = [1] * (5 * steps) + [5] * (2 * steps)  # turns of an episode; short ones show more levels a second
     planned = [demonstration(tok, rng, PLANNER, turns) for turns in tqdm(lessons, "planner's episodes")]
+    mixed = [demonstration(tok, rng, PRIOR, 5) for _ in tqdm(range(6000), "mixture's episodes")]
     teach(model, planned, steps, 1.0, rng, "planner")
     report("planner", model, tok)
-    mixed = [demonstration(tok, rng, PRIOR, 5) for _ in tqdm(range(2 * steps), "mixture's episodes")]
-    teach(model, mixed, steps // 10, 0.4, rng, "mixture")
+    teach(model, mixed, 300, 0.4, rng, "mixture")
     report("mixture", model, tok)
     return model
 
