@@ -55,9 +55,6 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 7, "legend.title_fontsize": 7, "axes.titlesize": 8.5,
     "font.size": 9, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
 DASHES = ("-", "--", "-.", ":")
-SETTINGS = {  # what a picture needs of config.json
-    "env": str, "model": str, "eval_prompts": int, "online_k": int, "max_turns": int, "max_actions_per_turn": int,
-    "max_actions": int, "success_rate": (int, float)}
 PAGE = Path(__file__).parent / "figures" / "xray.html"
 
 
@@ -66,8 +63,7 @@ def load(run):  # -> config, rows of the log
     config_file, log_file = Path(run, "config.json"), Path(run, "log.jsonl")
     need(config_file.is_file() and log_file.is_file(), f"{run} is not the folder of a run")
     config = parse(config_file.read_text(errors="replace"))
-    whole = config and all(isinstance(config.get(name), kind) for name, kind in SETTINGS.items())
-    need(whole, f"{config_file} is damaged: --resume writes it anew")
+    check_config(config, config_file)
     rows = []
     for line in log_file.read_text(errors="replace").splitlines():
         row = parse(line)
@@ -76,23 +72,6 @@ def load(run):  # -> config, rows of the log
         check_row(row, f"{log_file}, line {len(rows) + 1}")
         rows.append(row)
     return config, rows
-
-
-def parse(text):  # -> dict, or None: it is not JSON
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError):
-        return None
-
-
-def check_row(row, place):
-    need(isinstance(row.get("iteration"), int), f"{place}: there is no iteration")
-    rates = row.get("eval", {})
-    need(isinstance(rates, dict), f"{place}: eval is {rates!r}, not a success rate for each world")
-    for name, value in (row | rates).items():
-        number = value is None or isinstance(value, (int, float))
-        need(number or name in ("eval", "collapse"), f"{place}: {name} is {value!r}, not a number")
-        need(name not in rates or 0 <= value <= 1, f"{place}: {name} is {value!r}, not between 0 and 1")
 
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
@@ -116,9 +95,12 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
-    points = [dict(zip(*series(config, rows, metric))) for config, rows in runs]  # {iteration: value} of each seed
-    x = sorted(set.intersection(*[set(seed) for seed in points]))
-    return x, np.array([[seed[i] for i in x] for seed in points])
+    seeds = []  # {iteration: value} of each
+    for config, rows in runs:
+        x, y = series(config, rows, metric)
+        seeds.append(dict(zip(x, y)))
+    common = sorted(set.intersection(*map(set, seeds)))
+    return common, np.array([[seed[i] for i in common] for seed in seeds])
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -141,8 +123,8 @@ def yardsticks(config, world):  # -> random, optimal; or None: it is a world of 
 
 # -------------------------------------------------------------------------------------------------- drawing
 def draw_panel(ax, metric, title, lines, labels):
-    """Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with
-    one seed its 95% interval. labels: all that a picture has, so that each keeps its colour in every panel."""
+    """Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with one seed its 95%
+    interval. `lines` are those of this panel, `labels` those of the whole picture: each keeps its colour everywhere."""
     kind, _, world = metric.partition(" ")
     for label, runs in lines.items():
         x, y = of_all_seeds(runs, metric)
@@ -168,7 +150,10 @@ def draw_panel(ax, metric, title, lines, labels):
 
 def draw_yardsticks(ax, world, lines):
     """Random and optimal play, where they are the same for all runs of the panel."""
-    found = {yardsticks(config, world or config["env"]) for runs in lines.values() for config, _ in runs}
+    found = set()
+    for runs in lines.values():
+        for config, _ in runs:
+            found.add(yardsticks(config, world or config["env"]))
     if len(found) > 1 or None in found:
         return
     random, optimal = found.pop()
@@ -327,6 +312,37 @@ def xray(run):  # -> Path of the page
     return page
 
 
+# ---------------------------------------------------------------------------------------------- damaged files
+SETTINGS = {  # what a picture needs of config.json
+    "env": str, "model": str, "eval_prompts": int, "online_k": int, "max_turns": int, "max_actions_per_turn": int,
+    "max_actions": int, "success_rate": (int, float)}
+
+
+def parse(text):  # -> dict, or None: it is not JSON
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def check_config(config, place):
+    whole = config is not None
+    for name, kind in SETTINGS.items():
+        whole = whole and isinstance(config.get(name), kind)
+    need(whole, f"{place} is damaged: --resume writes it anew")
+
+
+def check_row(row, place):
+    need(isinstance(row.get("iteration"), int), f"{place}: there is no iteration")
+    rates = row.get("eval", {})
+    need(isinstance(rates, dict), f"{place}: eval is {rates!r}, not a success rate for each world")
+    for name, value in (row | rates).items():
+        number = value is None or isinstance(value, (int, float))
+        need(number or name in ("eval", "collapse"), f"{place}: {name} is {value!r}, not a number")
+        need(name not in rates or 0 <= value <= 1, f"{place}: {name} is {value!r}, not between 0 and 1")
+
+
+# --------------------------------------------------------------------------------------------- the command line
 def main(argv=None):
     advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
     about = __doc__ + "\nThe columns of log.jsonl that are drawn, and what to look for:\n" + "\n".join(advice) + OTHERS
