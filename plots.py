@@ -6,6 +6,8 @@ figures/paper.py draws with these functions, too, several seeds to a line. What 
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
 """
 import argparse
+import dataclasses
+import io
 import itertools
 import json
 import math
@@ -171,6 +173,18 @@ def curves(runs, out=None):  # -> Path of the picture
         raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
     trained = {f"{config['env']}, {config['model']}" for config, _ in loaded.values()}
     return draw(" / ".join(sorted(trained)), panels, Path(out or f"{runs[0]}/curves.png"), columns=4)
+
+
+def live(cfg, rows):
+    """Given to ragen_mini.train as `watch`: redraws the dashboard in a notebook after every iteration."""
+    from IPython.display import Image, clear_output, display
+    run = (dataclasses.asdict(cfg), rows)
+    panels = [(metric, "", {cfg.env: [run]}) for metric in METRICS if len(series(*run, metric)[0])]
+    if len(rows) > 1:
+        picture = io.BytesIO()
+        draw(cfg.env, panels, picture, columns=4)
+        clear_output(wait=True)
+        display(Image(picture.getvalue()))
 
 
 def xray(run):  # -> Path of the page

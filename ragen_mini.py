@@ -502,7 +502,8 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     return row | statistics(trajs, R, trained, steps), trajs, trained
 
 
-def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before training, row i is of iteration i
+def train(cfg, watch=None):  # -> the rows of log.jsonl; row 0: evaluation before training, row i: iteration i
+    """`watch(cfg, rows)` is called after every iteration: plots.live, for example, in a notebook."""
     models = load_models(cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
@@ -525,6 +526,8 @@ def train(cfg):  # -> the rows of log.jsonl; row 0 has the evaluation before tra
             rows.append(row)
             warn_of_collapse(rows)
             append(cfg, "log.jsonl", row)
+            if watch is not None:
+                watch(cfg, rows)
             asked_to_stop = STOP and not last
             if i % cfg.save_every == 0 or last or asked_to_stop:  # at 0, too: is the disk writable?
                 write_xray(trajs, trained, models, cfg)
