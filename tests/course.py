@@ -9,18 +9,20 @@ not written down either: it is what the shipped function gives with a piece of i
 recognised by its numbers, however it was written. hidden_checks.py has more inputs for the same exercises, and grade.py
 runs them for a whole class.
 """
+import contextlib
 import copy
 import functools
 import importlib.util
 import inspect
-import itertools
+import io
 import json
+import math
 import os
-import re
 import sys
 import tempfile
 import textwrap
 import traceback
+import warnings
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -91,7 +93,7 @@ def results(*names):  # -> run: calls the answer and names what it returned
         found = answer(**case)
         if len(names) == 1:
             return {names[0]: found}
-        if not isinstance(found, tuple) or len(found) != len(names):
+        if not isinstance(found, (tuple, list)) or len(found) != len(names):
             raise ValueError(f"should return {len(names)} things: {', '.join(names)}")
         return dict(zip(names, found))
     return run
@@ -127,7 +129,8 @@ def agree(yours, spec):  # both plain
 
 def outcome(exercise, answer, case):  # -> what it returned (plain), what went wrong
     try:
-        return plain(exercise.run(answer, **copy.deepcopy(case))), ""
+        with warnings.catch_warnings(action="ignore"):  # nbgrader takes any warning for an error
+            return plain(exercise.run(answer, **copy.deepcopy(case))), ""
     except NotImplementedError:
         return None, UNWRITTEN
     except (Exception, SystemExit) as error:
@@ -137,7 +140,7 @@ def outcome(exercise, answer, case):  # -> what it returned (plain), what went w
         return None, f"{type(error).__name__}{place}: {error}"
 
 
-def first_difference(exercise, cases, found):  # found: an outcome for each case -> its number, spec; or None
+def first_difference(exercise, cases, found):  # found: an outcome for each case -> number of the case, spec; or None
     for number, (case, (yours, error)) in enumerate(zip(cases, found)):
         spec, _ = outcome(exercise, exercise.solution, case)
         if error or not agree(yours, spec):
@@ -145,8 +148,13 @@ def first_difference(exercise, cases, found):  # found: an outcome for each case
 
 
 def check(exercise, answer, cases):  # -> what is wrong, in words; nothing if all cases agree
-    found = [outcome(exercise, answer, case) for case in cases]
-    different = first_difference(exercise, cases, found)
+    found = []
+
+    def outcomes():  # one after another: what comes after the first difference is not run
+        for case in cases:
+            found.append(outcome(exercise, answer, case))
+            yield found[-1]
+    different = first_difference(exercise, cases, outcomes())
     if different is None:
         return ""
     number, spec = different
@@ -154,7 +162,8 @@ def check(exercise, answer, cases):  # -> what is wrong, in words; nothing if al
     if error == UNWRITTEN:
         return error
     lines = [f"case {number + 1} of {len(cases)} differs", *describe(exercise, cases[number], yours, spec, error)]
-    hint = advise(exercise, found, yours, spec, error)
+    visible = [outcome(exercise, answer, case) for case in exercise.cases]
+    hint = advise(exercise, visible, yours, spec, error)
     if hint:
         lines.append(f"  Perhaps: {hint}")
     return "\n".join(lines)
@@ -212,12 +221,16 @@ def advise(exercise, found, yours, spec, error):  # -> a hint, or nothing
             return general_hint(yours.get(name), spec[name])
 
 
-def recognise(exercise, found):  # -> the mistake in words that explains all that the answer gave, or nothing
+def recognise(exercise, found):
+    """The mistake, in words, that gives the same as the answer in the first case that differs, and in most of the others."""
     found = [yours for yours, _ in found[:len(exercise.cases)]]
+    different = first_difference(exercise, exercise.cases, [(yours, "") for yours in found])
+    best, most = "", 0
     for words, gave in usual_mistakes(exercise):
-        if any(gave) and all(map(same, found, gave)):
-            return words
-    return ""
+        agreeing = sum(map(same, found, gave))
+        if different and gave[different[0]] and same(found[different[0]], gave[different[0]]) and agreeing > most:
+            best, most = words, agreeing
+    return best
 
 
 @functools.cache
@@ -281,12 +294,29 @@ def passed(name):
     return RESULTS.get(name, False)
 
 
+class NoPoints(AssertionError):
+    def _render_traceback_(self):  # what Jupyter prints: one line, no traceback
+        return [f"NoPoints: {self}"]
+
+
+def earned(name, good=True):
+    """The graded cells end with this: an error means no points."""
+    if not (passed(name) and good):
+        raise NoPoints(f"none of the {EXERCISES[name].points:g} yet, see above")
+
+
+def quietly(function, *args):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return function(*args)
+
+
 def learned(rows):
     """Is success after the run above that before it, by more than chance? The 95% intervals do not touch."""
     evals = [row["eval"] for row in rows if "eval" in row]
-    if len(evals) < 2 or not passed("settings"):
+    if len(evals) < 2:
         return False
-    (world, before), after = list(evals[0].items())[0], list(evals[-1].values())[0]
+    before, after = (list(success.values())[0] for success in (evals[0], evals[-1]))
+    print(f"success before {before:.2f}, after {after:.2f}")
     return gained(before, after)
 
 
@@ -413,8 +443,11 @@ class Spy(torch.optim.SGD):
 
     def step(self):
         self.seen = getattr(self, "seen", [])
-        self.seen.append([torch.cat([p.grad.flatten() for p in group["params"] if p.grad is not None])
-                          for group in self.param_groups])
+        gradients = []
+        for group in self.param_groups:
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+        self.seen.append(gradients)
 
 
 def two_steps(answer, seed, lengths, scale, critic):
@@ -612,6 +645,7 @@ EXERCISES = {
         ("the end of turn is not trained. The model wrote it, too, or else it never learns to stop",
          "self.mask.append(True)", "self.mask.append(token != 0)"),
         ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = ids"),
+        ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = list(ids)"),
         ("the lists must stay equally long: the world's tokens need an old_logp, 0", "self.old_logp += [0.0] * len(ids)\n", "\n"),
         ("the lists must stay equally long: the world's tokens need a reward, 0", "self.reward += [0.0] * len(ids)\n", "\n"),
         ("the lists must stay equally long: the model's tokens need a reward, 0 until the turn is over", "self.reward.append(0.0)", "pass"),
@@ -649,8 +683,8 @@ EXERCISES = {
         ("no gradient reaches the model: was something detached?", "logp.gather(1, targets[:, None])[:, 0]", "logp.detach().gather(1, targets[:, None])[:, 0] + 0 * logp[:, 0]"),
     ]),
     "grpo_advantages": Exercise("7 advantages from the group", 1.5, rm.grpo_advantages, results("advantages"), [
-        dict(R=numbers([0.0, 0, 0, 1])),
         dict(R=numbers([0.0, 0, 0, 1], [10.0, 10, 10, 12])),
+        dict(R=numbers([0.0, 0, 0, 1])),
         dict(R=numbers([0.0, 0, 0, 1], [10.0, 10, 10, 12]), norm="mean"),
         dict(R=numbers([10.9] * 6, [0.0, 1, 0, 1, 0, 1]))], [
         ("you normalised over the batch, not over the group", "R.mean(dim=1, keepdim=True)", "R.mean()", "R.std(dim=1, keepdim=True)", "R.std() + 0 * R"),
@@ -671,7 +705,7 @@ EXERCISES = {
         dict(R=numbers([0.0, 0, 0, 0], [0.0, 1, 0, 1], [5.0, 5, 5, 5.2], [0.0, 9, 0, 9]), keep=0.5),
         dict(R=numbers([0.0, 0, 0, 0], [0.0, 8, 0, 8], [5.0, 5, 5, 5.2], [0.0, 6, 0, 6]), keep=0.25),
         dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2]), keep=0.25),
-        dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2], [3.0, 9], [0.0, 1]), keep=0.5),
+        dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2], [3.0, 9], [0.0, 3]), keep=0.5),
         dict(R=100 * numbers([0.0, 3], [0.0, 1], [0.0, 8], [0.0, 5], [0.0, 2], [0.0, 7], [0.0, 4], [0.0, 6]), keep=0.25)], [
         ("you kept the *least* uncertain prompts", "descending=True", "descending=False"),
         ("you kept the prompts with the best returns: uncertain is where they *differ*", "R.std(dim=1, correction=0)", "R.mean(dim=1)"),
@@ -688,6 +722,9 @@ EXERCISES = {
         WORKED, random_steps(3) | dict(gamma=0.9, lam=0.95), random_steps(5) | dict(gamma=0.9, lam=0.0)], [
         ("you walk over the environment's tokens as if they were steps", "torch.where(ours, value[:, t], next_value)", "value[:, t]",
          "torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage"),
+        ("you walk over the environment's tokens as if they were steps", "torch.where(ours, value[:, t], next_value)", "value[:, t]",
+         "torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage",
+         "next_advantage * ours", "next_advantage", "(advantage + value) * mask", "advantage + value"),
         ("you bootstrap through the environment's tokens: the next value is that of the model's *next own* token",
          "torch.where(ours, value[:, t], next_value)", "value[:, t]"),
         ("the environment's tokens must not discount anything",
@@ -757,7 +794,7 @@ EXERCISES = {
     "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, [dict(seed=0, greedy=False), dict(seed=0, greedy=True)],
                        [(STILL, *BUGS["sample"])]),
     "take_turn": Exercise("14d bug: take_turn", 0.5, rm.take_turn, play_turn, [
-        dict(text="I go . </think> <answer> Down </answer> <|im_end|>"), dict(text="I go . <|im_end|>")], [(STILL, *BUGS["take_turn"])]),
+        dict(text="I go . <|im_end|>"), dict(text="I go . </think> <answer> Down </answer> <|im_end|>")], [(STILL, *BUGS["take_turn"])]),
     "paradox": Exercise("15 the bandit paradox, on paper", 0.5, expected_advantages, results("mean only", "divided by the std"), [{}], show_spec=False),
     "collapse": Exercise("16 what moved first?", 0.5, order_of_alarm, results("order"), [{}], show_spec=False),
 }
@@ -803,9 +840,8 @@ def show_episode(traj, tok, width=16, **rows):
     blocks = []
     for first in range(0, len(words), width):
         part = range(first, min(first + width, len(words)))
-        lines = [cell("token", tag="th") + "".join(cell(words[t], "#bcd8ff" if traj.mask[t] else "#eee") for t in part),
-                 cell("trained", tag="th") + "".join(cell("yes" if traj.mask[t] else "") for t in part)]
-        for name, values in rows.items():
+        lines = [cell("token", tag="th") + "".join(cell(words[t], "#bcd8ff" if traj.mask[t] else "#eee") for t in part)]
+        for name, values in rows.items() if any(traj.mask[t] for t in part) else ():
             most = max(abs(x) for x in values)
             numbers = [cell(f"{values[t]:.2f}" if traj.mask[t] else "", tint(values[t], most)) for t in part]
             lines.append(cell(name, tag="th") + "".join(numbers))
@@ -815,7 +851,7 @@ def show_episode(traj, tok, width=16, **rows):
 
 def page(file):
     """A page of its own, such as the X-ray, inside the notebook."""
-    return html(f"<iframe srcdoc='{escape(Path(file).read_text())}' width='100%' height='480' style='border:0'></iframe>")
+    return html(f"<div><iframe srcdoc='{escape(Path(file).read_text())}' width='100%' height='480' style='border:0'></iframe></div>")
 
 
 def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
@@ -828,6 +864,8 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
             ax.axvspan(*band, color="0.9")
         if column in plots.LOGARITHMIC:
             ax.set_yscale("log", nonpositive="clip")
+        if column in ("eval", "success", "valid"):
+            ax.set_ylim(-0.02, 1.02)
         ax.set_title({"eval": "success on held-out levels"}.get(column, column), fontsize=9)
     if len(runs) > 1:
         axes[0].legend(fontsize=8)

@@ -66,11 +66,11 @@ def texts():
     long = 100_000
     hostile = [Hostile("<think>" * (long // 7)), Hostile("<think></think><answer>" + "||" * (long // 2)), Hostile("<think>" + " " * long)]
     hostile += [Hostile("<think></think>" + " " * long), Hostile("<think></think>" * (long // 15))]
-    plain = ["", "<think>x", "<think></think><answer>LEFT</answer>", "<think>x<think></think><answer>Up</answer>",
+    plain = ["", "<think>x", "Well. <think>x</think><answer>Up</answer> Bye.", "<think></think><answer>LEFT</answer>", "<think>x<think></think><answer>Up</answer>",
              "<think>x</think><answer><answer>Up</answer>", "<think>two\nlines</think><answer>Up</answer>\n",
              "<think>x</think><answer>Up||</answer>", "<think>x</think><answer>Up Down</answer>",
              "<think>1 < 2 > 0</think> <answer>Left</answer>", "<think>x</think><answer>Left</answer>.",
-             "<answer>Up</answer>", "<think>x</think><answer>Up||Up||Left||Left||Up||Up</answer>",
+             "<answer>Up</answer>", "<think>a</answer>b</think><answer>Up</answer>", "<think>x</think><answer>Up||Up||Left||Left||Up||Up</answer>",
              "<think>x</think><answer>up|| DOWN ||left ||Right</answer>", "<answer>Up</answer><think>x</think>"]
     return [*plain, *hostile]
 
