@@ -3,34 +3,64 @@
     obs, info = env.reset(seed=7, options={"noise": 3})
     obs, reward, terminated, truncated, info = env.step("Right")    # info["success"]; the caller counts actions
 
-`seed` fixes the level, so that a whole group of episodes can start alike; `noise`, the number of an episode in its
-group, fixes slips and pay-outs. Nothing touches a global random state. Every world is a pure function of state and
-action (and of its level), from which `step` merely samples:
+`seed` fixes the level, so that a whole group of episodes can start alike; `noise` fixes slips and pay-outs (the number
+of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every world is a
+pure function of state and action (and of its level), from which `step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
 
 The same function gives `solve` (a shortest solution) and `yardsticks` (the exact success of random and of
 optimal play, beside which every success rate of this project is printed).
 
-    python envs.py                   the yardsticks of every world, by number of actions
-    python envs.py play sokoban 7    play level 7: you read what the language model reads
+    python envs.py                          the yardsticks of every world, by number of actions
+    python envs.py play sokoban 7           play level 7: you read what the language model reads
+    python envs.py check my_world.py:Guess  can a world of your own be trained in?
 """
+import argparse
+import contextlib
 import itertools
 import math
+import re
+import runpy
+import string
 import sys
+import traceback
 import zlib
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
+NUMBER = (int, float, np.generic)
+MOST = 20_000  # states of a level: more would take hours
+TRIES = 1000  # to draw a level that is solvable and on the right side
+
+
+class UserError(Exception):
+    """Something that the user can put right. The command line prints it as one line and exits with code 2."""
+
+
+def need(condition, message):
+    if not condition:
+        raise UserError(message)
 
 
 def shift(cell, move, times=1):
     """shift((2, 2), "Up") -> (1, 2)"""
     down, right = MOVES[move]
     return cell[0] + times * down, cell[1] + times * right
+
+
+def offset(a, b):
+    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
+    down, right = b[0] - a[0], b[1] - a[1]
+    parts = []
+    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
+        if steps > 0:
+            parts.append(f"{steps} {word}")
+    return " and ".join(parts)
 
 
 def picture(size, symbols, elsewhere):
@@ -48,9 +78,18 @@ class Env:
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides its random generator
-    split = True      # hold out a quarter of the levels?
+    split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
+    over = True       # until it is reset
 
-    def reset(self, seed=0, options=None):  # -> observation, info
+    claim = r"\d (up|down)( and \d (left|right))?|\d (left|right)"  # what a thought may say of a thing: see `claims`
+
+    def facts(self):  # -> {thing: what is true of it now}
+        return {}
+
+    def reset(self, seed=None, options=None):  # -> observation, info
+        """Without a seed: some level that is not held out."""
+        if seed is None:
+            seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
         self.dice = np.random.default_rng([seed, noise, 1])  # the 1 keeps it apart from every level's generator
@@ -63,21 +102,26 @@ class Env:
         outcomes = self.outcomes(self.state, action)
         chances = [chance for chance, _, _, _ in outcomes]
         chosen = self.dice.choice(len(outcomes), p=chances)
-        _, self.state, reward, self.over = outcomes[chosen]
-        return self.render(), reward, self.over, False, {"success": self.won(self.state)}
+        _, self.state, reward, over = outcomes[chosen]
+        self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
+        return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
     """The level of a seed. A quarter of all levels is held out for evaluation: seeds in EVAL_SEEDS get only those, and
     no other seed can ever get one of them. A hash of its content decides, so that a level is always on the same side."""
-    for attempt in itertools.count():
+    for attempt in range(TRIES):
         level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if level is None:  # not solvable, for example
             continue
-        held_out = zlib.crc32(repr(level).encode()) % 4 == 0
-        if held_out == (seed in EVAL_SEEDS) or not world.split:
+        if not world.split:
             return level
+        held_out = zlib.crc32(repr(level).encode()) % 4 == 0
+        if held_out == (seed in EVAL_SEEDS):
+            return level
+    raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
+                    "Or are there so few levels that none can be held out? Then write split = False")
 
 
 # --------------------------------------------------------------------------------------------------- bandit
@@ -86,6 +130,7 @@ class Bandit(Env):
     Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
     which is which; the seed shuffles them. Success is the better decision, the risky arm, whatever it happens to pay."""
     split = False  # there are only two levels
+    claim = "safe|risky"
 
     def __init__(self, low, high):
         self.low = low
@@ -110,6 +155,9 @@ class Bandit(Env):
     def won(self, state):
         return state == self.high
 
+    def facts(self):
+        return {self.low: "safe", self.high: "risky"}
+
     def render(self):
         if self.over:
             return f"You pulled {self.state}."
@@ -133,9 +181,9 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """A random-walk room; then breadth-first search *backwards* from the solved room, layer by layer: a layer is
-        all states that are so many actions from the solution. How many is drawn. One box: 1 to 8, which gives a median
-        of 3 to 4 actions, as gym-sokoban's generator does; two boxes: 4 to 16, so that both have to be moved."""
+        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer 0: all solved states, with the player
+        anywhere. Layer k: all states that need k actions to be solved. Draw k, then a state of layer k. One box: k = 1 to
+        8, which gives a median of 3 to 4 actions, as in gym-sokoban; two boxes: 4 to 16, so that both must be moved."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:  # no room to push anything
             return None
@@ -144,10 +192,10 @@ class Sokoban(Env):
         layer = [(player, targets) for player in floor if player not in targets]
         visited = set(layer)
         for _ in range(rng.integers(boxes ** 2, 8 * boxes + 1)):
-            before = {state for solvable in layer for state in undo(solvable, floor)}
-            layer = sorted(before - visited)  # one action farther from the solution
+            one_action_earlier = {state for later in layer for state in undo(later, floor)}
+            layer = sorted(one_action_earlier - visited)
             visited.update(layer)
-        if not layer:  # this room has no state so far away
+        if not layer:  # this room has no state that needs so many
             return None
         return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
 
@@ -167,6 +215,13 @@ class Sokoban(Env):
 
     def won(self, state):
         return state[1] == self.level["targets"]
+
+    def facts(self):
+        player, boxes = self.state
+        targets = self.level["targets"]
+        if len(boxes) > 1:  # which one would be meant?
+            return {}
+        return {"box": offset(player, boxes[0]), "target": offset(boxes[0], targets[0])}
 
     def render(self):
         wall, floor, target, box, box_on_target, player, player_on_target = self.symbols
@@ -201,7 +256,7 @@ def carve(rng, size):  # -> set of cells
 def undo(state, floor):
     """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
 
-        _ P X    may have been    P _ X (it walked)    or    P X _ (it pushed)
+        now  _ P X    before that  P _ X (it walked right)    or    P X _ (it pushed the box to the right)
     """
     player, boxes = state
     for action in MOVES:
@@ -258,12 +313,30 @@ class FrozenLake(Env):
     def won(self, state):
         return state == self.level["goal"]
 
+    def facts(self):
+        return {"goal": offset(self.state, self.level["goal"])}
+
     def render(self):
         grid = dict.fromkeys(self.level["holes"], "O")
         grid[self.level["goal"]] = "G"
         under = grid.get(self.state)
         grid[self.state] = {"O": "X", "G": "√", None: "P"}[under]
         return picture(self.size, grid, "_")
+
+
+# ------------------------------------------------------------------------------------- is a thought true?
+def claims(env, thought):  # -> [(what it says, is that true?), ...]
+    """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
+    is 2 up of it." makes two claims, the first one about the box."""
+    facts = env.facts()
+    found = []
+    for sentence in re.split("[.?!]", thought):
+        said = re.search(env.claim, sentence)
+        named = [name for name in facts if name in sentence]
+        if said and named:
+            subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
+            found.append((said[0], said[0] == facts[subject]))
+    return found
 
 
 ENVS = {
@@ -275,13 +348,38 @@ ENVS = {
     "sokoban_newvocab": partial(Sokoban, symbols="W.GBCA@"),  # the same rooms
     "frozenlake": FrozenLake,
 }
+BUILT_IN = tuple(ENVS)  # these need no `check`
+
+
+@lru_cache  # once: a world that was loaded twice would be two worlds
+def run_file(file):  # -> what it defines
+    with blame(file):
+        return runpy.run_path(file)
+
+
+def find_world(name):  # -> what makes the world when it is called
+    """A name of ENVS, or file.py:Class for a world of your own. NOTE: the file is run."""
+    if name in ENVS:
+        return ENVS[name]
+    file, _, title = name.rpartition(":")
+    need(file.endswith(".py"), f"{name}: choose {', '.join(ENVS)}, or my_world.py:Class")
+    need(Path(file).is_file(), f"{name}: there is no file {file} here")
+    found = run_file(file)
+    need(title in found, f"{name}: {file} does not define {title}")
+    return found[title]
+
+
+def title(name):
+    """title("worlds/my_world.py:Guess") -> "Guess" """
+    return name.rpartition(":")[2]
 
 
 def make(name, success_rate=1 / 3):
     """make("sokoban"); make("frozenlake", success_rate=0.8), a parameter that other worlds ignore."""
-    if name == "frozenlake":
+    world = find_world(name)
+    if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)
-    return ENVS[name]()
+    return world()
 
 
 # ----------------------------------------------------------------------------------- solver and yardsticks
@@ -302,7 +400,8 @@ def solve(env):
 
 
 def transitions(env, horizon):
-    """Everything that can happen within `horizon` actions; each state is looked at once, when it is first reached.
+    """Everything that can happen within `horizon` actions, breadth first. States in which the episode is over, or that
+    are first reached with the last action, are not left.
     -> states; and for every possible transition: its state, its action, the next state (numbers), its chance."""
     number = {env.state: 0}
     table = []
@@ -318,18 +417,19 @@ def transitions(env, horizon):
                             reached.append(new)
                     table.append((number[state], a, number[new], chance))
         frontier = reached
+        need(len(number) <= MOST, f"{type(env).__name__}: {horizon} actions lead to more than {MOST} states, too many "
+             "for exact yardsticks: make it smaller, or lower --max-actions")
     return list(number), np.array(table)
 
 
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by dynamic programming. V[s]: the chance of success from state s with some number of actions left.
-    Q[s,a]: the same after choosing action a there, the mean of V over what may happen. With one more action left
-    V[s] is the mean of Q[s,a] over all actions for a random player, and the largest Q[s,a] for the best one, who
-    sees the state before every action. States in which the episode is over keep their V: 1 if won, else 0. So do
-    those that are first reached with the last action.
+    """Exact, by dynamic programming. Let V_k[s] be the chance of success from state s with k actions left. V_0[s] is 1 if
+    s is won, else 0. With one more action left, Q[s,a] is the mean of V_k over what action a may lead to, and V_k+1[s] is
+    the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
+    every action. States that `transitions` never left keep V_0: the episode is over there, or the horizon is used up.
 
-    Bandit: with no actions left V is 0 before the pull; with one, Q is 0 for the sure arm and 1 for the risky one, so
-    that V is their mean 0.5 at random, and their maximum 1 at best."""
+    Bandit: V_0 is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that V_1 is their mean 0.5 at
+    random, and their maximum 1 at best."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
@@ -347,15 +447,19 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     return np.array(curves)
 
 
-@lru_cache
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
     """The two reference lines of a success rate: `yardsticks` averaged over the evaluation levels."""
+    return of_all_levels(name, find_world(name), horizon, levels, success_rate).mean(axis=0)
+
+
+@lru_cache  # by name and by class: in a notebook a world may be defined again
+def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2, horizon + 1)
     env = make(name, success_rate)
     curves = []
     for seed in EVAL_SEEDS[:levels]:
         env.reset(seed)
         curves.append(yardsticks(env, horizon))
-    return np.mean(curves, axis=0)
+    return np.array(curves)
 
 
 def yardsticks_of_run(name, settings):  # -> random, optimal
@@ -375,6 +479,147 @@ def interval(p, n, z=1.96):
     return min(p, low), max(p, high)  # rounding must not put p = 0 or 1 outside
 
 
+# ===========================================================================================================
+# END OF THE FIRST READING. What follows checks worlds of your own, and is the command line
+# ===========================================================================================================
+@contextlib.contextmanager
+def blame(name):
+    """Whatever goes wrong in a user's own code becomes one line that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        file = name.rpartition(":")[0] or name
+        places = [place for place in traceback.extract_tb(error.__traceback__) if place.filename == file]
+        where = f" in {places[-1].name}, line {places[-1].lineno}" if places else ""  # the user's line, not one of ours
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}: {type(error).__name__}{where}: {reason}") from error
+
+
+def check(name, tok=None, horizon=10):
+    """Can this world be trained in? If not, a UserError says what to change; else a line says what to know about it.
+    With a tokenizer: does the model know the words?"""
+    with blame(name):
+        env = make(name)
+        check_class(name, env)
+        check_draw(name, env)
+        texts = [env.instruction]
+        for seed in (*EVAL_SEEDS, *range(1000, 1032)):
+            env.reset(seed)
+            texts.append(env.render())
+            if seed % 8 == 0:
+                check_states(name, env)
+        success = of_all_levels(name, find_world(name), horizon, len(EVAL_SEEDS), 1 / 3)[:, :, -1]
+    random, optimal = success.mean(axis=0)
+    hopeless = int((success[:, 1] == 0).sum())
+    need(optimal > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True?")
+    line = f"{name}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}"
+    if hopeless:
+        line += f"; {hopeless} of {len(EVAL_SEEDS)} levels cannot be won in so many"
+    if tok is not None:
+        unknown = check_words(name, env.actions, texts, tok)
+        if unknown:
+            line += f"; {len(unknown)} words look alike to the model: {' '.join(unknown[:8])}"
+    print(line)
+
+
+def check_class(name, env):
+    ours = isinstance(env, Env) and type(env).reset is Env.reset and type(env).step is Env.step
+    need(ours, f"{name}: it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
+    said = isinstance(env.instruction, str) and env.instruction.strip()
+    need(said, f"{name}: `instruction` must tell the model its task, it is {env.instruction!r}")
+    words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
+    need(words and env.actions, f"{name}: `actions` is {env.actions!r}, not a tuple of words")
+    for action in env.actions:
+        alike = [other for other in env.actions if other.lower() == action.lower()]
+        plain = action and action == action.strip() and "||" not in action and len(alike) == 1
+        need(plain, f"{name}: the action {action!r} is empty, has || or outer blanks, or is there twice (capitals?)")
+
+
+def check_draw(name, env):
+    for seed in range(20):
+        one, other = [type(env).draw(np.random.default_rng(seed), *env.draw_args) for _ in range(2)]
+        pair = one is None or (isinstance(one, tuple) and len(one) == 2)
+        need(pair, f"{name}: `draw` must return what stays fixed and the initial state, it returned {one!r}")
+        need(repr(one) == repr(other), f"{name}: `draw` gave {one!r}, then for the same seed {other!r}: it may use no "
+             "dice but `rng`, and plain values")
+
+
+def check_states(name, env, most=100):
+    """`outcomes`, `won` and `render` in the states that can be reached from env.state, nearest first."""
+    check_hashable(name, env.state)
+    queue = [(env.state, False)]
+    visited = {env.state}
+    for state, over in queue:  # the list grows while we walk along it
+        env.state, env.over = state, over
+        text = env.render()
+        need(isinstance(text, str) and text.strip(), f"{name}: `render` must return text, it returned {text!r}")
+        claims(env, text)  # `facts` and `claim`, where a world has them
+        need("\n\n" not in text, f"{name}: `render` must return one paragraph, without an empty line: {text!r}")
+        won = env.won(state)
+        need(isinstance(won, (bool, np.bool_)), f"{name}: `won` must return True or False, it returned {won!r}")
+        if over:
+            continue
+        for action in env.actions:
+            place = f"{name}: outcomes({state!r}, {action!r})"
+            outcomes = env.outcomes(state, action)
+            shape = isinstance(outcomes, list) and all(len(outcome) == 4 for outcome in outcomes)
+            need(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
+            for chance, _, reward, _ in outcomes:
+                numbers = isinstance(chance, NUMBER) and isinstance(reward, NUMBER) and math.isfinite(reward)
+                need(numbers and 0 <= chance <= 1, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
+            total = sum(chance for chance, _, _, _ in outcomes)
+            need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
+            same = env.outcomes(state, action) == outcomes and env.state == state
+            need(same, f"{place}: asked twice, it must say the same and change nothing (`step` rolls the dice and moves)")
+            for _, new, _, ends in outcomes:
+                check_hashable(name, new)
+                if new not in visited and len(visited) < most:
+                    visited.add(new)
+                    queue.append((new, ends))
+
+
+def check_hashable(name, state):
+    try:
+        hash(state)
+    except TypeError:
+        raise UserError(f"{name}: the state {state!r} must be hashable, such as a word, or a tuple of numbers") from None
+
+
+def check_words(name, actions, texts, tok):  # -> words of the texts that the tokenizer lacks
+    for action in actions:
+        back = tok.decode(tok(action, add_special_tokens=False).input_ids).strip()
+        need(back.lower() == action.lower(), f"{name}: the model cannot write the action {action!r} (its tokenizer "
+             f"makes {back!r} of it): choose words that it knows")
+    words = sorted({word for text in texts for word in text.split()})
+    return [word for word in words if tok.unk_token_id in tok(word, add_special_tokens=False).input_ids]
+
+
+def to_gymnasium(name, success_rate=1 / 3):
+    """The world as a gymnasium.Env: text to read, the number of an action to answer. Held-out levels do not occur."""
+    import gymnasium  # only here, and not in requirements.txt
+
+    class World(gymnasium.Env):
+        metadata = {"render_modes": ["ansi"]}
+        render_mode = "ansi"
+        world = make(name, success_rate)
+        action_space = gymnasium.spaces.Discrete(len(world.actions))
+        observation_space = gymnasium.spaces.Text(10_000, charset=string.printable + "√")
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.world.reset(int(self.np_random.integers(len(EVAL_SEEDS), 2 ** 31)), options)
+
+        def step(self, action):
+            return self.world.step(self.world.actions[action])
+
+        def render(self):
+            return self.world.render()
+    return World()
+
+
+# --------------------------------------------------------------------------------------------- the command line
 def print_table(budgets=(1, 5, 10, 15, 20, 25)):
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
@@ -385,12 +630,15 @@ def print_table(budgets=(1, 5, 10, 15, 20, 25)):
         print(f"{title:18}", *cells)
 
 
-def play(name="sokoban", seed="0"):
+def play(name, seed):
     env = make(name)
-    obs, _ = env.reset(int(seed))
+    obs, _ = env.reset(seed)
     print(f"{env.instruction}\n\n{obs}")
     while not env.over:
-        word = input(f"\n{' / '.join(env.actions)} (or its start; empty: stop): ").strip().lower()
+        try:
+            word = input(f"\n{' / '.join(env.actions)} (or its start; empty: stop): ").strip().lower()
+        except (EOFError, RuntimeError):  # the input ended, or there is none
+            word = ""
         if not word:
             return
         for action in env.actions:
@@ -401,8 +649,32 @@ def play(name="sokoban", seed="0"):
     print("solved!" if info["success"] else "over.")
 
 
+def main(argv=None):
+    parser = argparse.ArgumentParser("envs.py", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda text: need(False, f"{text} (--help shows how)")
+    parser.add_argument("what", nargs="?", default="table", choices=["table", "play", "check"])
+    parser.add_argument("world", nargs="?", default="sokoban", help="a name of the table, or my_world.py:Class")
+    parser.add_argument("level", nargs="?", type=int, default=0)
+    try:
+        args = parser.parse_args(argv)
+        need(args.level >= 0, f"level {args.level}: at least 0")
+        if args.what == "table":
+            print_table()
+        elif args.what == "check":
+            check(args.world)
+        else:
+            with blame(args.world):
+                play(args.world, args.level)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UserError, OSError) as error:  # a closed pipe, for example
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["play"]:
-        play(*sys.argv[2:])
-    else:
-        print_table()
+    with contextlib.suppress(AttributeError):  # a notebook's output has no such method
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
+    sys.modules["envs"] = sys.modules["__main__"]  # `import envs` in your world means this, not a second copy
+    main()

@@ -1,17 +1,21 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
-figures/paper.py draws with these functions, too, several seeds to a line. What is drawn together is a dict
-{label of a line: [(config, rows) of seed 0, of seed 1, ...]}, called groups.
+figures/paper.py draws with these functions, too.
 
-    python plots.py curves RUN [RUN ...]    a dashboard, several runs overlaid: RUN/curves.png (or --out FILE.png)
+A *run* is (config, rows of its log). A *line* is made of runs that differ only in their seed: here of one, in
+figures/paper.py of several. A panel shows `lines`, a dict {label: [run, run, ...]}.
+
+    python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
+    python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
+    python plots.py collapse RUN [RUN ...]  the anatomy of one run, which signal moved first: RUN/collapse.png
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
 """
 import argparse
-import dataclasses
 import io
 import itertools
 import json
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib.figure
@@ -19,6 +23,7 @@ import matplotlib.style
 import numpy as np
 
 import envs
+from envs import UserError, need
 
 METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "eval": ("success", "read it beside random and optimal play"),
@@ -27,42 +32,66 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
     "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
-    "kl": ("log pi_old - log pi_ref", "distance from the first model, per token; 0 without a KL term"),
+    "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
     "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
+    "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
     "seconds": ("seconds so far", "of rollouts and updates"),
 }
+OTHERS = """
+Not drawn:
+  success             share of won episodes in the rollout
+  policy_loss, value_loss, clip_fraction    means over the updates
+  updates, kept, turns, tokens    gradient steps; trajectories used; turns an episode; tokens that the model wrote
+  collapse            written once: fewer than half of the turns are valid
+"""
+ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm", "kl", "true_claims")
+BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 7, "legend.title_fontsize": 7, "axes.titlesize": 8.5,
     "font.size": 9, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
+DASHES = ("-", "--", "-.", ":")
+SETTINGS = {  # what a picture needs of config.json
+    "env": str, "model": str, "eval_prompts": int, "online_k": int, "max_turns": int, "max_actions_per_turn": int,
+    "max_actions": int, "success_rate": (int, float)}
 PAGE = Path(__file__).parent / "figures" / "xray.html"
-
-
-class CannotDraw(Exception):
-    """Printed as one line on the command line, with exit code 2."""
 
 
 # ------------------------------------------------------------------------------------------------ reading a run
 def load(run):  # -> config, rows of the log
     config_file, log_file = Path(run, "config.json"), Path(run, "log.jsonl")
-    if not (config_file.is_file() and log_file.is_file()):
-        raise CannotDraw(f"{run} is not the folder of a run")
+    need(config_file.is_file() and log_file.is_file(), f"{run} is not the folder of a run")
+    config = parse(config_file.read_text(errors="replace"))
+    whole = config and all(isinstance(config.get(name), kind) for name, kind in SETTINGS.items())
+    need(whole, f"{config_file} is damaged: --resume writes it anew")
     rows = []
-    try:
-        config = dict(json.loads(config_file.read_text()))
-    except (ValueError, TypeError):
-        config = {}
-    if "env" not in config or "eval_prompts" not in config:
-        raise CannotDraw(f"{config_file} is damaged")
     for line in log_file.read_text(errors="replace").splitlines():
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
+        row = parse(line)
+        if row is None:
             break  # a run that was killed in mid-write
+        check_row(row, f"{log_file}, line {len(rows) + 1}")
+        rows.append(row)
     return config, rows
+
+
+def parse(text):  # -> dict, or None: it is not JSON
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def check_row(row, place):
+    need(isinstance(row.get("iteration"), int), f"{place}: there is no iteration")
+    rates = row.get("eval", {})
+    need(isinstance(rates, dict), f"{place}: eval is {rates!r}, not a success rate for each world")
+    for name, value in (row | rates).items():
+        number = value is None or isinstance(value, (int, float))
+        need(number or name in ("eval", "collapse"), f"{place}: {name} is {value!r}, not a number")
+        need(name not in rates or 0 <= value <= 1, f"{place}: {name} is {value!r}, not between 0 and 1")
 
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
@@ -73,14 +102,22 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
     for row in rows:
         if kind == "eval":
             value = row.get("eval", {}).get(world or config["env"])
-        elif kind == "seconds" and "seconds_rollout" in row:
-            value = row["seconds_rollout"] + row["seconds_update"] + (y[-1] if y else 0)
+        elif kind == "seconds":
+            value = None
+            if "seconds_rollout" in row:
+                value = row["seconds_rollout"] + row.get("seconds_update", 0) + sum(y[-1:])
         else:
             value = row.get(kind)
         if value is not None:
             x.append(row["iteration"] * config["online_k"])
             y.append(value)
     return np.array(x), np.array(y, dtype=float)
+
+
+def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
+    points = [dict(zip(*series(config, rows, metric))) for config, rows in runs]  # {iteration: value} of each seed
+    x = sorted(set.intersection(*[set(seed) for seed in points]))
+    return x, np.array([[seed[i] for i in x] for seed in points])
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -94,129 +131,220 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
     return np.array(averages).T
 
 
+def yardsticks(config, world):  # -> random, optimal; or None: it is a world of the user's, not evaluated in this run
+    if world in config.get("yardsticks", {}):
+        return tuple(config["yardsticks"][world])
+    if world in envs.BUILT_IN:
+        return tuple(envs.yardsticks_of_run(world, config))
+
+
 # -------------------------------------------------------------------------------------------------- drawing
-def draw_panel(ax, metric, title, groups, labels):
-    """labels: all that a figure has, in the order of their colours. Line: the mean over seeds. Band: from the lowest to
-    the highest seed; of a success rate with one seed its 95% interval."""
+def draw_panel(ax, metric, title, lines, labels):
+    """Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with
+    one seed its 95% interval. labels: all that a picture has, so that each keeps its colour in every panel."""
     kind, _, world = metric.partition(" ")
-    for style, (label, runs) in zip(itertools.cycle(["-", "--", "-.", ":"]), groups.items()):
-        lines = [dict(zip(*series(config, rows, metric))) for config, rows in runs]
-        x = sorted(set.intersection(*[set(line) for line in lines]))  # an iteration may lack a column in some seed
+    for label, runs in lines.items():
+        x, y = of_all_seeds(runs, metric)
         if not x:
             continue
-        y = np.array([[line[i] for i in x] for line in lines])
         if kind not in EXACT:
             y = moving_average(y)
         low, high = y.min(0), y.max(0)
         if kind == "eval" and len(runs) == 1:
             levels = runs[0][0]["eval_prompts"]
             low, high = np.array([envs.interval(p, levels) for p in y[0]]).T
+        number = labels.index(label)
         marker = "o" if kind == "eval" else ""
-        colour = f"C{labels.index(label)}"
-        ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
-        ax.plot(x, y.mean(0), style + marker, color=colour, label=label)
+        ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
+        ax.plot(x, y.mean(0), DASHES[number % 4] + marker, color=f"C{number}", label=label)
     if kind == "eval":
         ax.set_ylim(0, 1.02)
-        draw_yardsticks(ax, world, groups)
+        draw_yardsticks(ax, world, lines)
     ax.set_title(title + METRICS[kind][0])
-    if kind in LOGARITHMIC:
+    if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
 
 
-def draw_yardsticks(ax, world, groups):
+def draw_yardsticks(ax, world, lines):
     """Random and optimal play, where they are the same for all runs of the panel."""
-    found = set()
-    for runs in groups.values():
-        for config, _ in runs:
-            found.add(tuple(envs.yardsticks_of_run(world or config["env"], config)))
-    if len(found) == 1:
-        random, optimal = found.pop()
-        across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
-        ax.axhline(random, color="0.4", lw=1, ls=":")
-        ax.text(0.98, random - 0.01, f"random {random:.2f}", va="top", ha="right", color="0.3", transform=across)
-        ax.axhline(optimal, color="0.4", lw=1, ls=":")
-        ax.text(0.02, optimal - 0.01, f"optimal {optimal:.2f}", va="top", color="0.3", transform=across)
+    found = {yardsticks(config, world or config["env"]) for runs in lines.values() for config, _ in runs}
+    if len(found) > 1 or None in found:
+        return
+    random, optimal = found.pop()
+    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
+    ax.axhline(random, color="0.4", lw=1, ls=":")
+    ax.text(0.98, random - 0.01, f"random {random:.2f}", va="top", ha="right", color="0.3", transform=across)
+    ax.axhline(optimal, color="0.4", lw=1, ls=":")
+    ax.text(0.02, optimal - 0.01, f"optimal {optimal:.2f}", va="top", color="0.3", transform=across)
 
 
 @matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, groups) of each -> out
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * math.ceil(len(panels) / columns) + 0.5), layout="constrained")
+def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, lines) of each -> out
+    height = math.ceil(len(panels) / columns)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
     shown = None
-    for place, (metric, panel_title, groups) in enumerate(panels, 1):
-        ax = fig.add_subplot(math.ceil(len(panels) / columns), columns, place)
-        draw_panel(ax, metric, panel_title, groups, labels or list(groups))
-        if list(groups) != shown:  # the same lines as in the panel before need no second legend
-            ax.legend(title=band_of(metric, groups))
-        shown = list(groups)
+    for place, (metric, panel_title, lines) in enumerate(panels, 1):
+        ax = fig.add_subplot(height, columns, place)
+        draw_panel(ax, metric, panel_title, lines, labels or list(lines))
+        if list(lines) != shown:  # the same lines as in the panel before need no second legend
+            ax.legend(title=band_of(metric, lines))
+        shown = list(lines)
     fig.suptitle(f"{title}, by iteration (of P prompts)", fontsize=10)
     fig.savefig(out, dpi=90)
     return out
 
 
-def band_of(metric, groups):  # -> what the bands of a panel are, in words
-    seeds = max(len(runs) for runs in groups.values())
+def band_of(metric, lines):  # -> what the bands of a panel are, in words
+    seeds = max(len(runs) for runs in lines.values())
     if seeds > 1:
         return f"mean, range of {seeds} seeds"
     return "95% interval" if metric.startswith("eval") else ""
 
 
-def curves(runs, out=None):  # -> Path of the picture
-    """The signs of learning, and of the Echo Trap (Fig. 6)."""
-    loaded = {str(run): load(run) for run in runs}
-    groups = {label: [run] for label, run in loaded.items()}
+# ------------------------------------------------------------------------------------------------- the pictures
+def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config, rows)} -> out
+    """The signs of learning, and of the Echo Trap (Fig. 6), of one run or several. Each world has a panel of its own."""
+    worlds = {}
+    for _, rows in loaded.values():
+        for row in rows:
+            worlds |= row.get("eval", {})
+    wanted = [(f"eval {world}", f"{envs.title(world)} ") for world in worlds]
+    wanted += [(metric, "") for metric in metrics if metric != "eval"]
     panels = []
-    for metric in METRICS:
-        lengths = [len(series(config, rows, metric)[0]) for config, rows in loaded.values()]
-        if max(lengths) > 0:
-            panels.append((metric, "", groups))
-    if not panels:
-        raise CannotDraw(f"{' '.join(groups)}: no iteration is finished, nothing to draw")
-    trained = {f"{config['env']}, {config['model']}" for config, _ in loaded.values()}
-    return draw(" / ".join(sorted(trained)), panels, Path(out or f"{runs[0]}/curves.png"), columns=4)
+    for metric, title in wanted:
+        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        if lines:
+            panels.append((metric, title, lines))
+    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
+    trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
+    return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
 
 
+def curves(runs, out=None):  # -> Path of the picture
+    if out is None and len(runs) == 1:
+        out = Path(runs[0], "curves.png")
+    elif out is None:
+        numbers = itertools.chain([""], itertools.count(2))
+        names = (Path(f"curves{number}.png") for number in numbers)
+        out = next(name for name in names if not name.exists())  # nothing of the user's is overwritten
+    need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
+    return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
+
+
+# --------------------------------------------------------------------------------------- anatomy of a collapse
+def best_iteration(x, success):  # success as the mean of five iterations
+    return x[np.convolve(success, np.ones(5) / 5, "same").argmax()]
+
+
+def onset(x, success):  # -> the iteration from which on a run is lost, or None
+    """The first after the best one where less than half of the best success (means of five iterations) is left, for ten
+    iterations or until the end."""
+    smooth = np.convolve(success, np.ones(5) / 5, "valid")
+    best = int(smooth.argmax())
+    lost = smooth < smooth[best] / 2
+    for i in range(best, len(smooth)):
+        if lost[i:i + 10].all():
+            return x[i]
+
+
+def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
+    """The range: from the lowest to the highest value of the BEFORE iterations up to the best one, and half as much on
+    both sides. Three values in a row have to lie outside, or a single one above five times the median: a spike."""
+    healthy = y[(x > best - BEFORE) & (x <= best)]
+    if len(healthy) == 0:
+        return None
+    margin = (healthy.max() - healthy.min()) / 2
+    outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
+    for i in np.flatnonzero(x > best):
+        for_long = i + 3 <= len(y) and outside[i:i + 3].all()
+        spike = y[i] > 5 * np.median(y[max(0, i - BEFORE):i])
+        if for_long or spike:
+            return x[i]
+
+
+@matplotlib.style.context(STYLE)
+def collapse(run):  # -> Path of the picture
+    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
+    config, rows = load(run)
+    signals = {name: series(config, rows, name) for name in ANATOMY}
+    signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) > BEFORE}
+    need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
+    best = best_iteration(*signals["success"])
+    lost = onset(*signals["success"])
+    moved = []
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
+    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (name, (x, y)) in zip(axes, signals.items()):
+        title = METRICS[name][0] if name in METRICS else name
+        ax.set_title(title, loc="left")
+        ax.plot(x, y, color="C0", lw=1)
+        if name in LOGARITHMIC and max(y) > 0:
+            ax.set_yscale("log", nonpositive="clip")
+        if lost is not None:
+            ax.axvspan(lost, x[-1], color="0.5", alpha=0.15, lw=0)
+        left = leaves_its_range(x, y, best)
+        if left is not None:
+            ax.axvline(left, color="C2", lw=1.5)
+            moved.append((left, f"{title} {left}"))
+    axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
+    axes[0].legend()
+    axes[-1].set_xlabel("iteration")
+    story = f"success is lost from iteration {lost} on (grey)" if lost is not None else "success is not lost"
+    order = ", ".join(text for _, text in sorted(moved)) or "none"
+    title = f"{envs.title(config['env'])}: best at iteration {best}; {story}. Outside their earlier range (red): {order}"
+    fig.suptitle(textwrap.fill(title, 105), fontsize=9)
+    out = Path(run, "collapse.png")
+    fig.savefig(out, dpi=90)
+    return out
+
+
+# ------------------------------------------------------------------------------------- in a notebook; by token
 def live(cfg, rows):
-    """Given to ragen_mini.train as `watch`: redraws the dashboard in a notebook after every iteration."""
-    from IPython.display import Image, clear_output, display
-    run = (dataclasses.asdict(cfg), rows)
-    panels = [(metric, "", {cfg.env: [run]}) for metric in METRICS if len(series(*run, metric)[0])]
-    if len(rows) > 1:
-        picture = io.BytesIO()
-        draw(cfg.env, panels, picture, columns=4)
-        clear_output(wait=True)
-        display(Image(picture.getvalue()))
+    """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
+    from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
+    if len(rows) % 5 != 1:  # at iterations 0, 5, 10, ...: a picture takes as long as an iteration of `tiny`
+        return
+    picture = io.BytesIO()
+    dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
+    clear_output(wait=True)
+    display(Image(picture.getvalue()))
 
 
 def xray(run):  # -> Path of the page
     """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
     file = Path(run, "xray.json")
-    if not file.is_file():
-        raise CannotDraw(f"{run} has no xray.json: it is written with the first checkpoint after training began")
-    data = json.dumps({"title": str(run), "episodes": json.loads(file.read_text())})
+    need(file.is_file(), f"{run} has no xray.json: it is written with the first checkpoint after training began")
+    try:
+        episodes = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: the next checkpoint writes it anew ({error})") from error
+    data = json.dumps({"title": str(run), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(run, "xray.html")
-    page.write_text(PAGE.read_text().replace("EPISODES", data))  # the template's placeholder
+    template = PAGE.read_text(encoding="utf-8")
+    page.write_text(template.replace("EPISODES", data), encoding="utf-8")  # a placeholder in figures/xray.html
     return page
 
 
 def main(argv=None):
     advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
-    about = __doc__ + "\nWhat to look for in the curves:\n" + "\n".join(advice)
+    about = __doc__ + "\nThe columns of log.jsonl that are drawn, and what to look for:\n" + "\n".join(advice) + OTHERS
     parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["curves", "xray"])
+    parser.error = lambda text: need(False, f"{text} (--help shows how)")
+    parser.add_argument("what", choices=["curves", "collapse", "xray"])
     parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("--out", help="curves: a .png instead of RUN/curves.png")
-    args = parser.parse_args(argv)
-    if args.what == "xray" and args.out:
-        parser.error("--out is for curves")
+    parser.add_argument("--out", help="curves: the picture's name, such as both.png")
     try:
+        args = parser.parse_args(argv)
+        need(args.what == "curves" or not args.out, "--out is for curves")
         if args.what == "curves":
             print(curves(args.runs, args.out))
         else:
+            draw_one = {"xray": xray, "collapse": collapse}[args.what]
             for run in args.runs:
-                print(xray(run))
-    except (CannotDraw, OSError) as error:
+                print(draw_one(run))
+    except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
 

@@ -38,7 +38,9 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
+import typing
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,11 +50,12 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint as without_keeping_activations
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 import envs
 import plots
+from envs import UserError, need
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
@@ -65,18 +68,22 @@ CUDA = torch.cuda.is_available()
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorator: bf16 inside, the weights stay fp32
 
 
-class UserError(Exception):
-    """Something that the user can put right. The command line prints it as one line and exits with code 2."""
-
-
-def need(condition, message):
-    if not condition:
-        raise UserError(message)
-
-
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
+# It borrows from part 2, so that you can skip that:
+#     next_token_logp              log-probs (b,V) of the token that comes next in each episode
+#     token_logps, token_values    of the model's own tokens (n,): log pi and entropy; the critic's forecast
+#     grid_logps, on_grid          the same without gradient, each number in its place: (B,T-1)
+#     micro_batches                a batch in parts that fit into memory
+@dataclass
+class Models:
+    policy: torch.nn.Module
+    critic: torch.nn.Module  # PPO; else None
+    ref: torch.nn.Module  # the policy before training, for the KL penalty; else None
+    optimizer: torch.optim.Optimizer
+    tok: object  # the tokenizer
+
 
 # ------------------------------------------------------------------------------------------ a turn in words
 PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, matched in linear time
@@ -196,8 +203,11 @@ def take_turn(traj, tok, cfg, end_of_turn):
     thought = "<think></think>" if cfg.no_think else ""
     actions = parse_answer(thought + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
+    turn["claims"] = envs.claims(env, text.split("</think>")[0])
+    for _, is_true in turn["claims"]:  # worth nothing by default
+        turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward
     if not turn["valid"]:
-        turn["reward"] = FORMAT_PENALTY  # and nothing moves
+        turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -218,22 +228,22 @@ def take_turn(traj, tok, cfg, end_of_turn):
 # -------------------------------------------------------------------------------------------------- rollout
 @autocast
 @torch.no_grad()
-def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len(seeds) * N trajectories, by group
+def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # -> len(seeds) * N trajectories, by group
     """From the state of every seed play N episodes, all at once. Temperature 0: the likeliest token, always."""
     trajs = []
     for group, seed in enumerate(seeds):
         for noise in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, noise, group, tok, cfg))
-    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what the template puts behind an answer
-    dice = torch.Generator(cfg.device).manual_seed(dice_seed)
+    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
+    generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache(len(seeds), cfg.device)  # part 2: what every episode has read so far
     live = trajs
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, N, temperature)
+            logp = next_token_logp(policy, cache, writing, N, temperature)  # N: a group shares its first message
             need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
-            sample(writing, logp, dice, greedy=temperature == 0)
+            sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]  # others wait
         for traj in live:  # everyone acts
             take_turn(traj, tok, cfg, end_of_turn)
@@ -242,8 +252,8 @@ def rollout(policy, tok, name, seeds, N, cfg, dice_seed, temperature):  # -> len
     return trajs
 
 
-def sample(trajs, logp, dice, greedy):  # logp (b,V): of the next token of each
-    tokens = logp.argmax(1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1, generator=dice)
+def sample(trajs, logp, generator, greedy):  # logp (b,V): of the next token of each
+    tokens = logp.argmax(1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1, generator=generator)
     token_logps = logp.gather(1, tokens).flatten().tolist()
     entropies = -(logp.exp() * logp).sum(1)
     for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies.tolist()):
@@ -255,22 +265,26 @@ def answer_is_complete(traj, end_of_turn, cfg):
     return traj.ids[-1] == end_of_turn or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
 
 
-# ------------------------------------------------------------------ why it works: the policy gradient in five sentences
+# --------------------------------------------------------------------------- why it works: the policy gradient
 # Why does a lower loss mean a higher return? We want the gradient of the mean return, <R>, over what pi writes.
-#  1. The probability of an episode is a product of the model's choices and of the world's dice, and only the choices
-#     depend on the weights. With grad p = p grad log p the gradient is <R * sum_t grad log pi(token_t)>, a sum over the
-#     model's tokens: play, then make the tokens of an episode likelier in proportion to its return.
+#  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
+#     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. With
+#     grad p = p grad log p,
+#         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
+#     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
+#     proportion to its return.
 #  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
 #     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
-#     sum_k pi_k grad log pi_k = grad sum_k pi_k = grad 1. (The mean of the *other* episodes will do as well.)
+#     sum_k pi_k grad log pi_k = sum_k grad pi_k = grad 1. (So may the mean return of the *other* episodes of the group:
+#     they were played without this token.)
 #  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
 #  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
 #     ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>: at the first update its gradient is an unbiased estimate of the right one (as
-#     long as A only subtracts; what eq. 5 and whitening divide by is a matter of scale, with the trap that
-#     `grpo_advantages` tells of), later a good one as long as the ratio stays near 1.
-#  The sum over the tokens of an episode has become a mean over all tokens of the batch: the same up to a factor. (The
-#  filter does bias it: it chooses prompts by what happened there.)
+#  5. So going down -ratio * A goes up <R>. At the first update this is unbiased, as long as A only *subtracts*. Dividing
+#     by one number for all (whitening) changes the scale; dividing each group by its own changes more: see
+#     `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
+# In practice the sum over an episode's tokens is a mean over all tokens of the batch, which is another matter of scale.
+# The filter does bias the estimate: it chooses prompts by what happened there.
 
 
 # --------------------------------------------------------------------- which trajectories, and how good were they
@@ -288,7 +302,8 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))
-    return U.argsort(descending=True, stable=True)[:k].sort().values
+    kept = U.argsort(descending=True, stable=True)[:k]
+    return kept.sort().values  # in the order of the trajectories
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
@@ -310,9 +325,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
     NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
     16: it pays 1 in a quarter of the cases and else 0, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on
-    average +0.09, rightly. But the std of this group is a quarter of |1 - 0.15| or |0 - 0.15|, as the case may be: the
-    larger the surprise, the more it is divided by. A is +3.75 or -3.75, and in three of four cases -3.75, on average
-    -1.9. Subtracting the mean needs no such warning, it is one of the things that one may subtract (sentence 2)."""
+    average +0.09, rightly. But where one return differs by d from all others, the std is d / sqrt(16), it grows with the
+    surprise itself: A is +-(15/16) d / (d/4) = +-3.75, whatever d was. The large win counts no more than the small loss,
+    which is three times as frequent: on average A is -1.9. Subtracting the mean needs no such warning (step 2)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -356,9 +371,9 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     if models.ref is not None:
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
         # what pi_old samples, the bracket ("k1") is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
-        # far two distributions are apart: drifting from where we began
-        # costs reward, and a token pays for the drift that it leads to, as for any other cost. (As a term of the loss
-        # k1 would do nothing on average: ref is constant, so its gradient is grad log pi, whose mean is 0: sentence 2.)
+        # far two distributions are apart. Drifting from where we began costs reward, and a token pays for the drift
+        # that it leads to, as for any other cost. (As a term of the loss k1 would do nothing on average: ref has no
+        # gradient, and what remains, grad log pi, has mean 0 by step 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
@@ -389,8 +404,7 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
-# Lowering -ratio * A raises the mean return: the five sentences of "why it works", above, say why.
-# Then why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
+# Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
 # rollout serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient
 # where a token has already moved as far as it should:
 #     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
@@ -411,19 +425,20 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast; the worse of two, so that no forecast hurries. Say it was 0 and the return
-    is 2: at 1 the clipped forecast, 0.5, is the worse one and has no gradient. It goes on from there next time."""
+    """Squared error of the critic's forecast, which may move by VALUE_CLIP in an iteration: a rollout is a small sample.
+    Say it was 0 and the return is 2. At 1 it has moved too far already, the clipped forecast 0.5 has the larger error,
+    max takes that, and it has no gradient."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
 def update(batch, models, cfg, seed):  # -> statistics of every gradient step
-    """Every trajectory is used once per epoch, E = cfg.batch of them in a step."""
+    """Every trajectory is used once per epoch, E = cfg.update_size of them in a step."""
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
-        for rows in order.split(cfg.batch):
+        for rows in order.split(cfg.update_size):
             steps.append(gradient_step(batch, rows.tolist(), models, cfg))
     return steps
 
@@ -462,7 +477,10 @@ def self_check(trajs, policy, cfg):
     a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
     batch = collate(trajs[:16], cfg.device)
     gap = (grid_logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
-    small = gap.max() * cfg.temperature < 1e-4 if cfg.device == "cpu" else gap.mean() < 0.05  # bf16: 1 only roughly
+    if cfg.device == "cpu":
+        small = gap.max() * cfg.temperature < 1e-4  # a low temperature magnifies rounding
+    else:
+        small = gap.mean() < 0.05  # bf16: 1 only roughly
     assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
     assert len(starts) == trajs[-1].group + 1, "one initial state per group"
@@ -474,11 +492,11 @@ def self_check(trajs, policy, cfg):
 def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
     """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
     rng = np.random.default_rng([cfg.seed, i])
-    first_seed = len(envs.EVAL_SEEDS)  # those below are for evaluation
-    draws = rng.integers(first_seed, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-    seeds, dice_seed = draws[:-1], draws[-1]
+    lowest = len(envs.EVAL_SEEDS)  # seeds below are for evaluation
+    draws = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    seeds, sampling_seed = draws[:-1], draws[-1]
     clock = time.perf_counter()
-    trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, dice_seed, cfg.temperature)
+    trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
     R = returns(trajs, cfg)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:
@@ -491,54 +509,55 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     clock = time.perf_counter()
     for first in range(0, len(R), cfg.prompts):  # one slice of P prompts; with --online-k, k of them (Fig. 10)
         kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
-        if cfg.rollouts > 1 and R[kept].std(1, correction=0).max() < 1e-4:  # all kept groups end alike: skip
+        if nothing_to_compare(R[kept], cfg):
             continue
         chosen = [traj for traj in trajs if traj.group in kept]
         batch = compute_advantages(chosen, models, cfg)
-        steps += update(batch, models, cfg, dice_seed + first)
+        steps += update(batch, models, cfg, sampling_seed + first)
         trained.append((chosen, batch))
 
     row["seconds_update"] = time.perf_counter() - clock
     return row | statistics(trajs, R, trained, steps), trajs, trained
 
 
-def train(cfg, watch=None):  # -> the rows of log.jsonl; row 0: evaluation before training, row i: iteration i
-    """`watch(cfg, rows)` is called after every iteration: plots.live, for example, in a notebook."""
+def nothing_to_compare(R, cfg):  # (k,N)
+    """All episodes of a group ended alike. (PPO compares with a forecast, and learns from other prompts, too.)"""
+    if cfg.algo == "ppo":
+        return R.std(correction=0) < 1e-4
+    return R.std(1, correction=0).max() < 1e-4
+
+
+def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
+    """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
+    `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
     models = load_models(cfg)
+    if cfg.play is not None:
+        return show_episode(models, cfg)
     if cfg.eval_only:
         return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
     cfg, rows = open_run(models, cfg)
     print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
     title = "StarPO-S" if cfg.starpo_s else "StarPO"
     done = max(0, len(rows) - 1)
-    with tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
-        for i in range(len(rows), cfg.iterations + 1):
+    last = stop = len(rows) > cfg.iterations or is_dead(rows)
+    with finishing_first(), tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
+        while not stop:
+            i = len(rows)
+            row, trajs, trained = {"iteration": 0}, [], []
             if i > 0:
                 row, trajs, trained = iterate(i, models, cfg)
-            else:
-                row, trajs, trained = {"iteration": 0}, [], []  # only an evaluation
-
-            # -------------------------------------- everything from here on is looking, telling and saving
-            last = i == cfg.iterations
-            if cfg.eval_every and (i % cfg.eval_every == 0 or last):
-                when = "before" if i == 0 else "after" if last else f"iter {i}"
-                row["eval"] = evaluate(when, models, cfg)
             rows.append(row)
-            warn_of_collapse(rows)
-            append(cfg, "log.jsonl", row)
-            if watch is not None:
+            last = i == cfg.iterations or is_dead(rows)
+            stop = last or len(STOP) > 0  # asked once: a signal may come at any time
+            look_and_save(rows, trajs, trained, models, cfg, last, stop)  # part 2
+            if watch:
                 watch(cfg, rows)
-            asked_to_stop = STOP and not last
-            if i % cfg.save_every == 0 or last or asked_to_stop:  # at 0, too: is the disk writable?
-                write_xray(trajs, trained, models, cfg)
-                save(models, cfg)
-            if asked_to_stop:
-                say(f"Go on: python ragen_mini.py --resume {cfg.out}")
-                raise SystemExit(128 + STOP[0])  # the exit code that shells expect after a signal
             bar.update(i > 0)
             bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
     skipped = sum(row.get("updates") == 0 for row in rows)
-    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    if not last:
+        say(f"Go on: python ragen_mini.py --resume {cfg.out}")
     return rows
 
 
@@ -682,7 +701,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
     logps, entropies = [], []
     for some_hidden, some_targets in zip(hidden.split(size), targets.split(size)):
-        logp, entropy = without_keeping_activations(
+        logp, entropy = checkpoint(  # torch's: activations are not kept but computed again in backward
             logps_from_hidden, policy.get_output_embeddings(), some_hidden, some_targets, cfg.temperature,
             use_reentrant=False)
         logps.append(logp)
@@ -719,15 +738,6 @@ def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the
 
 
 # ----------------------------------------------------------------------------------------------------- models
-@dataclass
-class Models:
-    policy: torch.nn.Module
-    critic: torch.nn.Module  # PPO; else None
-    ref: torch.nn.Module  # the policy before training, for the KL penalty; else None
-    optimizer: torch.optim.Optimizer
-    tok: object  # the tokenizer
-
-
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. The critic begins as the policy with a new scalar head."""
     transformers.logging.set_verbosity_error()  # it would report that the critic's head is new
@@ -745,7 +755,8 @@ def load_models(cfg):
         if cfg.algo == "ppo":
             critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
-    check_length(tok, policy, cfg)
+    check_worlds(tok, cfg)
+    check_chat(tok, policy, cfg)
     if cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     groups = [{"params": policy.parameters(), "lr": cfg.lr}]
@@ -754,17 +765,30 @@ def load_models(cfg):
     return Models(policy, critic, ref, torch.optim.Adam(groups), tok)
 
 
-def check_length(tok, policy, cfg):
-    firsts = [len(begin(name, 0, 0, 0, tok, cfg).ids) for name in cfg.eval_names]
+def check_chat(tok, policy, cfg):
+    """Does the template show the state, and is there room for the longest episode?"""
+    firsts = []
+    for name in cfg.eval_names:
+        with otherwise(f"--model {cfg.model}: its chat template fails"):
+            traj = begin(name, 0, 0, 0, tok, cfg)
+        shown = tok.decode(traj.ids)
+        need("State" in shown, f"--model {cfg.model}: its chat template does not show the user's message")
+        firsts.append(len(traj.ids))
     tokens = cfg.max_turns * (max(firsts) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = policy.config.max_position_embeddings
-    need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens")
+    need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens or --max-turns")
+
+
+def check_worlds(tok, cfg):
+    for name in cfg.eval_names:
+        if name not in envs.BUILT_IN:
+            envs.check(name, tok, cfg.max_actions)
 
 
 # -------------------------------------------------------------------------------------- looking and telling
 def explain(cfg):  # -> what the settings mean for the objective, in words
     kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))
-    in_a_slice = -(-kept * cfg.rollouts // cfg.batch)  # rounded up
+    in_a_slice = -(-kept * cfg.rollouts // cfg.update_size)  # rounded up
     updates = in_a_slice * cfg.epochs * cfg.online_k
     clip = "1, never clipped"
     if updates > 1:
@@ -773,12 +797,26 @@ def explain(cfg):  # -> what the settings mean for the objective, in words
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 
+def look_and_save(rows, trajs, trained, models, cfg, last, stop):
+    """What is done with an iteration besides learning: an evaluation now and then, the log, a checkpoint."""
+    row = rows[-1]
+    i = row["iteration"]
+    if cfg.eval_every and (i % cfg.eval_every == 0 or last):
+        when = "before" if i == 0 else "after" if last else f"iter {i}"
+        row["eval"] = evaluate(when, models, cfg)
+    warn_of_trouble(rows, trajs)
+    append(cfg, "log.jsonl", row)
+    if i % cfg.save_every == 0 or stop:  # at 0, too: is the disk writable?
+        write_xray(trajs, trained, models, cfg)
+        save(models, cfg)
+
+
 def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
     tokens = sum(sum(traj.mask) for traj in trajs)
     row = {
-        "reward": R.mean(),
+        "reward": R.mean(),  # the mean return
         "reward_std": R.std(1, correction=0).mean(),
         "success": np.mean([traj.success for traj in trajs]),
         "entropy": sum(traj.entropy for traj in trajs) / tokens,
@@ -786,11 +824,15 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
         "think_length": np.mean([len(thought.split()) for thought in thoughts]),
         "valid": np.mean([turn["valid"] for turn in turns]),
         "turns": len(turns) / len(trajs),
-        "kl": 0.0,
     }
     kl = [batch["kl"][batch["mask"]].mean().item() for _, batch in trained if "kl" in batch]
     if kl:
         row["kl"] = np.mean(kl)
+    claims = [is_true for turn in turns for _, is_true in turn["claims"]]
+    if claims:
+        row["claims"] = np.mean([len(turn["claims"]) > 0 for turn in turns])
+        row["true_claims"] = np.mean(claims)
+        row["fitting"] = np.mean([fits(turn) for turn in turns if turn["claims"]])
     for name in steps[0] if steps else ():
         row[name] = np.mean([step[name] for step in steps])
     row = {name: round(float(x), 6) for name, x in row.items()}
@@ -798,10 +840,27 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
-def warn_of_collapse(rows):
-    """Once a run, never stopping it. Valid turns are the sign: in-group std and entropy also fall in healthy runs, when a
-    task is solved."""
+def fits(turn):
+    """Is the first action of an answer one of those that its thought speaks of? ("1 down and 1 right": Down or Right)"""
+    first = turn["answer"].partition("<answer>")[2].split("||")[0].split("<")[0].strip().lower()
+    return first != "" and any(first in said for said, _ in turn["claims"])
+
+
+def is_dead(rows):
+    """Ten iterations in a row without an update: all episodes end alike, and so they always will."""
+    return len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
+
+
+def warn_of_trouble(rows, trajs):
+    """It never stops a run. Valid turns are the sign of a collapse: in-group std and entropy also fall in healthy runs,
+    when a task is solved. Once a run."""
     valid = [row["valid"] for row in rows if "valid" in row]
+    if valid == [0]:
+        answer = trajs[0].turns[0]["answer"]
+        say(f"no turn of the first rollout was valid. An answer: {answer[:200]!r}")
+    if is_dead(rows):
+        rows[-1]["dead"] = True
+        say("ten iterations in a row had nothing to compare: this run is dead, it ends here")
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return
@@ -825,6 +884,18 @@ def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
             append(cfg, "samples.jsonl", dict(when=when, env=name, success=traj.success, R=traj.R,
                                               turns=traj.turns, text=text))
     return result
+
+
+def show_episode(models, cfg):
+    """--play: one episode, as the model reads and writes it."""
+    traj, = rollout(models.policy, models.tok, cfg.env, [cfg.play], 1, cfg, cfg.seed, EVAL_TEMPERATURE)
+    print(traj.env.instruction)
+    for turn in traj.turns:
+        print(f"\n{turn['state']}\n\n{turn['answer']}")
+        if not turn["valid"]:
+            print("(not a valid answer: nothing moves)")
+        print(f"reward {turn['reward']:.1f}")
+    print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:.1f}")
 
 
 def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
@@ -857,7 +928,7 @@ def write_xray(trajs, trained, models, cfg):
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
     if not trajs:  # before the first iteration
         return
-    chosen, batch = trajs, {}
+    chosen, batch = trajs, collate(trajs, cfg.device)
     if trained:
         chosen, batch = trained[0]
     first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
@@ -905,15 +976,19 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     need(len(rows) <= cfg.iterations + 1, f"{cfg.out} has {len(rows) - 1} iterations already")
     for name, text in logs.items():  # rows after the checkpoint go: they are made again
         Path(cfg.out, name).write_text(text)
-    Path(cfg.out, "config.json").write_text(json.dumps(asdict(cfg), indent=1))  # for the reader: trainer.pt has it, too
+    about = asdict(cfg)  # for readers and for plots.py: trainer.pt has it, too
+    if cfg.eval_every:
+        about["yardsticks"] = {name: list(envs.yardsticks_of_run(name, about)) for name in cfg.eval_names}
+    Path(cfg.out, "config.json").write_text(json.dumps(about, indent=1))
     return cfg, rows
 
 
 def new_folder(cfg):
+    need(not cfg.out or Path(cfg.out).name, f"--out {cfg.out}: the folder needs a name of its own, such as runs/first")
     name = cfg.out.rstrip("/")
     if not name:
         method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
-        name = f"runs/{cfg.env}-{method}-seed{cfg.seed}"
+        name = f"runs/{envs.title(cfg.env)}-{method}-seed{cfg.seed}"
     for number in itertools.count(1):
         out = Path(name if number == 1 else f"{name}-{number}")
         try:
@@ -937,10 +1012,28 @@ def save(models, cfg):
     with otherwise(f"cannot save; mend that, then go on: --resume {cfg.out}"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new)
+        Path(new, "README.md").write_text(model_card(models.tok, cfg), encoding="utf-8")
         torch.save(state, Path(cfg.out, "trainer.new"))
     shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)
     os.replace(Path(cfg.out, "trainer.new"), old / "trainer.pt")  # last: it decides
     shutil.rmtree(new)
+
+
+CARD = """# {model}, trained in {world} by ragen-mini
+
+See it play level 7 of its world: python ragen_mini.py --model FOLDER --play 7
+
+In a program of your own, give it a prompt that ends with the first tag of the answer, as here:
+
+````
+{prompt}
+````
+"""
+
+
+def model_card(tok, cfg):
+    prompt = tok.decode(begin(cfg.env, 0, 0, 0, tok, cfg).ids)
+    return CARD.format(model=cfg.model, world=cfg.env, prompt=prompt)
 
 
 def saved_state(checkpoint):  # -> dict of what `save` put into trainer.pt
@@ -954,6 +1047,9 @@ def saved_state(checkpoint):  # -> dict of what `save` put into trainer.pt
 
 def restore(models, cfg):  # -> the logs when it was saved
     state = saved_state(Path(cfg.resume, "checkpoint"))
+    for name, x in state["config"].items():
+        same = name in MAY_CHANGE | {"out"} or getattr(cfg, name) == x
+        need(same, f"{cfg.resume} has {name} {x}: in a script, parse_config(['--resume', {cfg.resume!r}]) keeps that")
     with otherwise(f"{cfg.resume}/checkpoint/trainer.pt does not fit the model: put it back or start anew"):
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
@@ -963,11 +1059,25 @@ def restore(models, cfg):  # -> the logs when it was saved
     return state["logs"]
 
 
-def ask_to_stop(number, _):
-    """A handler of signals: the iteration is finished and saved first. A second signal does not wait."""
-    STOP.append(number)
-    signal.signal(number, signal.SIG_DFL)
-    say("stopping at the next save, after this iteration; once more: at once")
+@contextlib.contextmanager
+def finishing_first():
+    """Here Ctrl-C, a notebook's Interrupt and SIGTERM do not break off: they ask to stop after the present iteration. A
+    second one does not wait."""
+    STOP.clear()
+    before = {}
+
+    def ask_to_stop(number, _):
+        STOP.append(number)
+        signal.signal(number, before[number])
+        say("stopping at the next save, after this iteration; once more: at once")
+    if threading.current_thread() is threading.main_thread():  # others may not
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask_to_stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ===========================================================================================================
@@ -977,8 +1087,8 @@ QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
-MAY_BE_ZERO = {"seed", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
-               "entropy_coef", "kl_coef"}
+MAY_BE_ZERO = {"seed", "play", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
+               "entropy_coef", "kl_coef", "truth_reward"}
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
 
 
@@ -988,7 +1098,7 @@ def option(default, text):
 
 @dataclass
 class Config:
-    """The settings of a run. None is filled in by __post_init__."""
+    """The settings of a run. Where the default is None it depends on --model or --starpo-s: __post_init__ fills it in."""
     env: str = option("frozenlake", "world to train in; python envs.py lists them")
     model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
     device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
@@ -998,6 +1108,7 @@ class Config:
     eval_every: int = option(20, "iterations between evaluations; 0: never")
     eval_prompts: int | None = option(None, "evaluation levels, at most 256 (256; large models without a GPU: 8)")
     eval_only: bool = option(False, "evaluate --model and stop")
+    play: int | None = option(None, "show one episode of --model in this level, and stop")
     mi_every: int = option(0, "iterations between measurements of the thoughts' mutual information; 0: never")
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
@@ -1009,6 +1120,7 @@ class Config:
     max_actions: int = option(10, "actions of an episode")
     max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
     temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
+    truth_reward: float = option(0.0, "added for a true claim of a thought, taken for a false one")
     no_think: bool = option(False, "answer at once, without <think>...</think>")
     success_rate: float = option(1 / 3, "FrozenLake: probability of the intended move (later code: 0.8)")
     algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
@@ -1022,7 +1134,7 @@ class Config:
     keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
     kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001)")
     clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2)")
-    batch: int = option(32, "E: trajectories per update")
+    update_size: int = option(32, "E: trajectories per update")
     epochs: int = option(1, "passes over the trajectories of an iteration")
     lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
     critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
@@ -1032,7 +1144,7 @@ class Config:
             self.device = "cuda" if CUDA else "cpu"
         if self.model == "auto":
             self.model = QWEN if "cuda" in self.device else "tiny"
-        defaults = FOR_TINY if self.model == "tiny" else FOR_OTHERS
+        defaults = FOR_TINY if is_small(self.model) else FOR_OTHERS
         defaults = defaults | (STARPO_S if self.starpo_s else STARPO)
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -1042,42 +1154,55 @@ class Config:
 
     @property
     def eval_names(self):
-        others = [name for name in self.eval_envs.split(",") if name]
+        others = [name.strip() for name in self.eval_envs.split(",") if name.strip()]
         return list(dict.fromkeys([self.env, *others]))
 
     def check(self):
-        for name, x in asdict(self).items():
+        for name, kind in typing.get_type_hints(Config).items():
+            x = getattr(self, name)
+            flag = f"--{name.replace('_', '-')} {x!r}"
+            kinds = typing.get_args(kind) or (kind,)
+            whole_for_real = type(x) is int and float in kinds
+            need(type(x) in kinds or whole_for_real, f"{flag}: {kinds[0].__name__} is wanted")
             if type(x) in (int, float):
                 least = "at least" if name in MAY_BE_ZERO else "above"
                 most = 1 if name in AT_MOST_ONE else 1e9
                 good = 0 < x <= most or (x == 0 and name in MAY_BE_ZERO)
-                need(good, f"--{name.replace('_', '-')} {x}: {least} 0 and at most {most:g}")
-        devices = ["cpu"]
-        if CUDA:
-            devices.append("cuda")
-        if torch.backends.mps.is_available():
-            devices.append("mps")
-        choices = [("--algo", self.algo, ["ppo", "grpo"]), ("--adv-norm", self.adv_norm, ["std", "mean"]),
-                   ("--device", self.device.split(":")[0], devices)]
-        choices += [("--env", name, list(envs.ENVS)) for name in self.eval_names]
-        for name, x, known in choices:
-            need(x in known, f"{name} {x}: choose {' or '.join(known)}")
+                need(good, f"{flag}: {least} 0 and at most {most:g}")
+        need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
+        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
+        with otherwise(f"--device {self.device} is not there: choose cpu"):
+            torch.empty(1, device=self.device)
+        for name in self.eval_names:
+            with otherwise("--env" if name == self.env else "--eval-envs"):
+                envs.find_world(name)
         alone = self.rollouts == 1 and (self.keep < 1 or self.algo == "grpo")
         need(not alone, "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
+
+
+def is_small(model):  # tiny, or another one of its size
+    weights = Path(model, "model.safetensors")
+    return model == "tiny" or (weights.is_file() and weights.stat().st_size < 1e7)
 
 
 def parse_config(argv=None):  # -> Config
     parser = transformers.HfArgumentParser(Config, prog="ragen_mini.py", allow_abbrev=False)
     parser.error = lambda text: need(False, f"{text} (--help lists all options)")
     names = vars(parser.parse_args(argv)).keys()  # --help and mistakes end here
-    parser.set_defaults(**dict.fromkeys(names))  # a second time without defaults: what was really given?
+    parser.set_defaults(**dict.fromkeys(names))  # all None, then once more: what is not None now was really given
     given = {name: x for name, x in vars(parser.parse_args(argv)).items() if x is not None}
     settings = {}
     if "resume" in given:
+        if Path(given["resume"]).name == "checkpoint":  # both RUN and RUN/checkpoint will do, here and below
+            given["resume"] = str(Path(given["resume"]).parent)
         settings = saved_state(Path(given["resume"], "checkpoint"))["config"]
         changed = " ".join(sorted(given.keys() - MAY_CHANGE))
         need(not changed, f"--resume goes on with the settings of {given['resume']}, it cannot change {changed}")
-    elif Path(given.get("model", ""), "trainer.pt").exists():  # RUN/checkpoint brings the settings of its run
+        return Config(**settings | given)
+    inner = Path(given.get("model", ""), "checkpoint")
+    if inner.is_dir():
+        given["model"] = str(inner)
+    if Path(given.get("model", ""), "trainer.pt").exists():  # a checkpoint brings the settings of its run
         settings = saved_state(given["model"])["config"]
         forgotten = {"device", "out"}
         if "starpo_s" in given:
@@ -1088,11 +1213,11 @@ def parse_config(argv=None):  # -> Config
 
 def main():
     try:
-        cfg = parse_config()
-        if not cfg.eval_only:
-            signal.signal(signal.SIGINT, ask_to_stop)
-            signal.signal(signal.SIGTERM, ask_to_stop)
-        train(cfg)
+        train(parse_config())
+        if STOP:
+            sys.exit(128 + STOP[0])  # the exit code that shells expect after a signal
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -1102,4 +1227,6 @@ def main():
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(AttributeError):  # a notebook's output has no such method
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
     main()

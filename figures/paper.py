@@ -38,20 +38,12 @@ sys.path.insert(0, str(ROOT))
 
 import envs
 import plots
+from envs import UserError, need
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "seconds_rollout", "seconds_update",
            *plots.METRICS}  # these are packed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
-
-
-class UserError(Exception):
-    """Printed as one line on the command line, with exit code 2."""
-
-
-def need(condition, message):
-    if not condition:
-        raise UserError(message)
 
 
 # ---------------------------------------------------------------------------- which runs does a figure need
@@ -147,7 +139,7 @@ def run_missing(name, args):
 def is_finished(folder):
     try:
         config, rows = plots.load(folder)
-    except plots.CannotDraw:  # not begun, or stopped before its first save
+    except UserError:  # not begun, or stopped before its first save
         return False
     return len(rows) > config["iterations"]
 
@@ -239,8 +231,8 @@ def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoba
 def figure(name, args):  # -> Markdown of a picture; the link is relative to figures/
     panels = []
     for world, metric, methods in PAPER["figures"][name]["panels"]:
-        groups = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
-        panels.append((metric, panel_title(world, metric) + ": ", groups))
+        lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
+        panels.append((metric, panel_title(world, metric) + ": ", lines))
     most = 3
     if len(panels) == 4:
         most = 4
@@ -416,7 +408,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         sys.exit(130)
-    except (UserError, plots.CannotDraw, OSError) as error:
+    except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
 

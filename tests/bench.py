@@ -69,7 +69,7 @@ def student_update(trajs, policy, optimizer, cfg):
         return logp.gather(2, batch["targets"][:, :, None]).squeeze(2)
 
     parts = []
-    for rows in torch.randperm(len(trajs)).split(cfg.batch):
+    for rows in torch.randperm(len(trajs)).split(cfg.update_size):
         some = [trajs[row] for row in rows]
         batch = rm.collate(some, "cpu")
         batch["seen"] = rm.pad([[1] * (len(traj.ids) - 1) for traj in some], "cpu")
@@ -206,7 +206,7 @@ def gradient(trajs, models, cfg):  # -> of the GRPO loss on all trajectories at 
     class Catch(torch.optim.SGD):
         def step(self):
             seen.append(torch.cat([p.grad.flatten() for p in models.policy.parameters()]))
-    cfg.batch = len(trajs)
+    cfg.update_size = len(trajs)
     models.optimizer = Catch(models.policy.parameters(), lr=0.0)
     rm.update(rm.compute_advantages(trajs, models, cfg), models, cfg, 0)
     return seen[0]

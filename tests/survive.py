@@ -33,7 +33,7 @@ import transformers
 import envs
 import ragen_mini as rm
 
-SMALL = ("--model tiny --device cpu --env frozenlake --prompts 2 --rollouts 4 --batch 4 --iterations 6 --save-every 2 "
+SMALL = ("--model tiny --device cpu --env frozenlake --prompts 2 --rollouts 4 --update-size 4 --iterations 6 --save-every 2 "
          "--eval-every 2 --eval-prompts 8 --max-new-tokens 24").split()
 LONG = 300  # seconds after which anything here is stuck
 

@@ -252,7 +252,7 @@ def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the opt
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_micro_batched_gradient_is_the_whole_batchs(models, cfg, trajs, algo, monkeypatch):
-    cfg.algo, cfg.rollouts, cfg.batch, found = algo, 4, len(trajs), []
+    cfg.algo, cfg.rollouts, cfg.update_size, found = algo, 4, len(trajs), []
     if algo == "grpo":
         models.critic = None
     for limit in (10 ** 9, 300):
@@ -264,7 +264,7 @@ def test_micro_batched_gradient_is_the_whole_batchs(models, cfg, trajs, algo, mo
 def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, trajs, monkeypatch):
     """Lengths differ, and the truth is a plain loop: dividing by rows times columns, pads and all, would shrink it."""
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
-    models.critic, cfg.algo, cfg.rollouts, cfg.batch, cfg.entropy_coef = None, "grpo", 4, len(trajs), 0.0
+    models.critic, cfg.algo, cfg.rollouts, cfg.update_size, cfg.entropy_coef = None, "grpo", 4, len(trajs), 0.0
     (found,), batch = gradient_of_update(models, trajs, cfg)
     assert len({len(traj.ids) for traj in trajs}) > 1
     total, tokens = 0.0, 0
@@ -282,14 +282,14 @@ def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, traj
 def test_every_step_has_its_own_gradient(models, cfg, trajs, monkeypatch):
     """Learning rate 0, the same trajectories three times: without zero_grad the second gradient would be twice the first."""
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)  # cut to one length, both would look alike
-    cfg.rollouts, cfg.batch, cfg.epochs = 4, len(trajs), 3
+    cfg.rollouts, cfg.update_size, cfg.epochs = 4, len(trajs), 3
     grads, _ = gradient_of_update(models, trajs, cfg)
     assert len(grads) == 3 and torch.allclose(grads[0], grads[1], atol=1e-5) and torch.allclose(grads[0], grads[2], atol=1e-5)
 
 
 def test_better_episodes_become_likelier(models, cfg, trajs):
     """One step of gradient descent by hand: the objective sum A log pi rises. (A wrong sign of anything lowers it.)"""
-    cfg.rollouts, cfg.algo, cfg.batch, models.critic = 4, "grpo", len(trajs), None
+    cfg.rollouts, cfg.algo, cfg.update_size, models.critic = 4, "grpo", len(trajs), None
     models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
     batch = rm.compute_advantages(trajs, models, cfg)
     before = (batch["adv"] * rm.grid_logps(models.policy, batch, cfg)).sum()
@@ -399,7 +399,7 @@ def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_pa
     for episode in episodes:
         mask = np.array(episode["mask"])
         assert episode["group"] == widest and len(episode["tokens"]) == len(mask)
-        assert bool(episode["columns"]) == trained
+        assert ("adv" in episode["columns"]) == trained and "old_logp" in episode["columns"]
         for column in episode["columns"].values():
             assert len(column) == len(mask) - 1
         if trained:

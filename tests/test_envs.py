@@ -276,3 +276,21 @@ def test_yardsticks_take_any_number_of_outcomes():
     env = Dice()
     env.reset(0)
     assert envs.yardsticks(env, 2)[0][1] == pytest.approx(4 / 6)
+
+
+@pytest.mark.parametrize("name, level, thought, expected", [
+    ("sokoban", {"floor": (), "targets": ((2, 2),)}, "The box is 1 left. The target is 2 up of it.", [True, False]),
+    ("sokoban", {"floor": (), "targets": ((2, 2),)}, "I see the box , it is 2 down . Let me try .", [False]),
+    ("sokoban", {"floor": (), "targets": ((2, 2),)}, "The target is 1 up and 1 left of the box.", [True]),
+    ("frozenlake", {"goal": (0, 3), "holes": ()}, "Careful , the goal is 3 up and 1 left .", [True]),
+    ("frozenlake", {"goal": (0, 3), "holes": ()}, "Careful, the goal is 3 up and 2 left. Is it 3 up? The goal!", [False]),
+    ("frozenlake", {"goal": (0, 3), "holes": ()}, "The ice is 1 up.", []),
+    ("bandit", {}, "Teacher sounds safe . Engineer sounds safe . I choose the risky one .", [True, False]),
+    ("sokoban_large", {"floor": (), "targets": ((2, 2), (2, 3))}, "The box is 1 left.", [])])
+def test_claims_of_thoughts(name, level, thought, expected):
+    """Written by hand. The player stands at (3, 4), the box one to the left of it."""
+    env = envs.make(name)
+    env.level = level
+    env.state = {"sokoban": ((3, 4), ((3, 3),)), "frozenlake": (3, 4), "bandit": ("Teacher", "Engineer"),
+                 "sokoban_large": ((3, 4), ((3, 3), (4, 4)))}[name]
+    assert [is_true for _, is_true in envs.claims(env, thought)] == expected

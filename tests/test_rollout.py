@@ -105,7 +105,7 @@ def test_limits_of_actions_and_turns(play, cfg):
             assert len(traj.turns) == 2 and traj.actions_left == 0 and traj.done
             assert traj.turns[0]["reward"] <= -0.5 + 1e-6
             break
-    cfg.max_turns = 1
+    cfg.max_turns, cfg.max_new_tokens = 1, 60
     traj, = play([wish], "sokoban", [seed], cfg)
     assert len(traj.turns) == 1 and traj.actions_left == 5
 
@@ -160,7 +160,7 @@ def test_tokens_that_would_encode_differently_stay_as_they_were_sampled(bpe, cfg
 
 
 def test_end_of_turn_is_trained_although_it_is_the_pad_token(bpe, cfg, play):
-    cfg.max_turns = 1
+    cfg.max_turns, cfg.max_new_tokens = 1, 60
     cfg.max_new_tokens = 64
     short, long = bpe("</think><answer>Up</answer>").input_ids, bpe("Hm, hm.</think><answer>Down</answer>").input_ids
     trajs = [play([ids + [bpe.eos_token_id]], "frozenlake", [300], cfg, tok=bpe)[0] for ids in (short, long)]
@@ -236,3 +236,19 @@ def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
     trajs[0].mask[-1] = False
     with pytest.raises(AssertionError):
         rm.self_check(trajs, llama, cfg)
+
+
+@pytest.mark.parametrize("truth_reward", [0.0, 0.5])
+def test_true_claims_may_be_rewarded(cfg, play, truth_reward):
+    """One true and two false claims about a goal, then no move: 0.5 less; an answer that is not valid pays its penalty, too."""
+    cfg.truth_reward = truth_reward
+    cfg.max_turns, cfg.max_new_tokens = 1, 60
+    env = envs.make("frozenlake")
+    env.reset(300)
+    truth = env.facts()["goal"]
+    thought = f"The goal is {truth} . The goal is 9 up . The goal is 9 down . </think>"
+    for ending, penalty in (("<answer>Up</answer>", 0.0), ("", -0.1)):
+        traj, = play([thought + ending], "frozenlake", [300], cfg)
+        won = float(traj.success)
+        assert traj.R == pytest.approx(won + penalty - truth_reward)
+        assert [is_true for _, is_true in traj.turns[0]["claims"]] == [True, False, False]

@@ -16,7 +16,7 @@ import survive
 from conftest import random_llama, save
 from survive import assert_same, rows_of, saved_rows
 
-SMALL = ("--model tiny --device cpu --env frozenlake --prompts 2 --rollouts 4 --batch 4 --iterations 4 --save-every 2 "
+SMALL = ("--model tiny --device cpu --env frozenlake --prompts 2 --rollouts 4 --update-size 4 --iterations 4 --save-every 2 "
          "--eval-every 3 --eval-prompts 2 --max-new-tokens 16 --max-turns 2").split()
 ONE = ["--iterations", 1, "--eval-every", 0]
 DAYS = [*SMALL, "--iterations", 10 ** 6, "--save-every", 10 ** 6]
@@ -122,22 +122,44 @@ def test_a_finished_run_only_reports_again_and_leaves_the_callers_config_alone(w
 
 def test_stopped_by_a_signal_it_resumes_to_an_equal_run(tmp_path, monkeypatch, capsys):
     """The signal comes in iteration 1: that is finished and saved. GRPO with two slices and a filter."""
-    monkeypatch.setattr(rm, "STOP", [])
     flags, out = [*SMALL, *OTHER, "--iterations", 2], tmp_path / "stopped"
     train(*flags, "--out", tmp_path / "whole")
     iterate = rm.iterate
 
     def interrupted(*args):
-        rm.STOP.append(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         return iterate(*args)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+    with monkeypatch.context() as patch:
         patch.setattr(rm, "iterate", interrupted)
-        train(*flags, "--out", out)
-    assert end.value.code == 128 + signal.SIGTERM and len(saved_rows(out)) == len(rows_of(out)) == 2
+        assert len(train(*flags, "--out", out)) == 2
+    assert len(saved_rows(out)) == len(rows_of(out)) == 2
     assert f"--resume {out}" in capsys.readouterr().out
-    rm.STOP.clear()
     train("--resume", out)
     assert_same(out, tmp_path / "whole")
+
+
+def test_interrupt_in_a_notebook_keeps_what_was_trained(tmp_path, monkeypatch):
+    """As a kernel does it: SIGINT while the cell runs. The rows come back, the handlers too, and the next cell can go on."""
+    monkeypatch.setattr(rm.plots, "curves", lambda runs: "no picture")
+    before = signal.default_int_handler  # a shell in the background may have switched it off
+    signal.signal(signal.SIGINT, before)
+    seen = []
+
+    def watch(cfg, rows):
+        seen.append(len(rows))
+        if len(rows) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+    out = tmp_path / "run"
+    rows = rm.train(rm.parse_config([*SMALL, "--out", str(out)]), watch)
+    assert len(rows) == 2 and seen == [1, 2] and signal.getsignal(signal.SIGINT) is before
+    assert len(train("--resume", out, "--iterations", 2)) == 3
+
+    def twice(cfg, rows):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        rm.train(rm.parse_config([*SMALL, "--out", str(tmp_path / "twice")]), twice)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_closed_terminal_does_not_keep_the_run_from_saving(tmp_path, monkeypatch):
@@ -145,13 +167,17 @@ def test_a_closed_terminal_does_not_keep_the_run_from_saving(tmp_path, monkeypat
     def nobody_listens(text):
         raise BrokenPipeError
     monkeypatch.setattr(rm.tqdm, "write", nobody_listens)
-    monkeypatch.setattr(rm, "STOP", [])
-    with monkeypatch.context() as patch:
-        patch.setattr(signal, "signal", lambda *_: None)  # keeps the handlers of this process
-        rm.ask_to_stop(signal.SIGINT, None)
-    with pytest.raises(SystemExit):
-        train(*SMALL, "--out", tmp_path / "run")
-    assert len(saved_rows(tmp_path / "run")) == 1
+
+    def watch(cfg, rows):
+        if len(rows) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+    rm.train(rm.parse_config([*SMALL, "--out", str(tmp_path / "run")]), watch)
+    assert len(saved_rows(tmp_path / "run")) == 2
+
+
+def test_resuming_from_a_script_with_other_settings_is_refused(run):
+    with pytest.raises(rm.UserError, match="parse_config"):
+        rm.train(rm.Config(model="tiny", device="cpu", resume=str(run)))
 
 
 def test_the_reference_comes_from_the_checkpoint(folder, tmp_path):
@@ -181,8 +207,8 @@ def dying(function, calls_left):
     return function.__name__, call
 
 
-# six files of the model and trainer.pt are put in their place one by one, then a folder is removed
-MOMENTS = [(torch, torch.save, 0), *[(os, os.replace, n) for n in range(7)], (shutil, shutil.rmtree, 0)]
+# seven files of the model and trainer.pt are put in their place one by one, then a folder is removed
+MOMENTS = [(torch, torch.save, 0), *[(os, os.replace, n) for n in range(8)], (shutil, shutil.rmtree, 0)]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -275,7 +301,7 @@ def test_an_error_stands_on_a_line_of_its_own(tmp_path, capsys, monkeypatch):
 
 def test_weights_that_are_not_finite_stop_the_run(tmp_path):
     """One step of an iteration has a finite gradient, but is much too long: the next rollout sees it."""
-    told = fails(*SMALL, "--lr", 1e9, "--batch", 8, "--eval-every", 0, "--out", tmp_path / "run")
+    told = fails(*SMALL, "--lr", 1e9, "--update-size", 8, "--eval-every", 0, "--out", tmp_path / "run")
     assert "log-probability is not finite" in told and f"--resume {tmp_path / 'run'}" in told
 
 
@@ -358,8 +384,23 @@ def test_collapse_is_announced_once(valid, warned_at, capsys):
     rows = [{"iteration": 0}]
     for i, share in enumerate(valid, 1):
         rows.append({"iteration": i, "valid": share})
-        rm.warn_of_collapse(rows)
+        rm.warn_of_trouble(rows, [])
     marked = [row["iteration"] for row in rows if "collapse" in row]
     said = [line for line in capsys.readouterr().out.splitlines() if "collapse" in line]
     assert marked == ([warned_at] if warned_at else [])
     assert len(said) == len(marked) and all(f"iteration {warned_at}," in line for line in said)
+
+
+def test_a_dead_run_ends_by_itself(tmp_path, monkeypatch, capsys):
+    """From iteration 3 on nothing is updated. The tenth such iteration is the last: evaluated, saved, and final."""
+    iterate = rm.iterate
+
+    def dying(i, models, cfg):
+        row, trajs, trained = iterate(i, models, cfg)
+        return (row, trajs, trained) if i < 3 else (row | {"updates": 0}, trajs, [])
+    monkeypatch.setattr(rm, "iterate", dying)
+    out = tmp_path / "run"
+    rows = train(*SMALL, "--iterations", 30, "--eval-every", 20, "--out", out)
+    assert len(rows) == 13 and rows[-1]["dead"] and "eval" in rows[-1] and len(saved_rows(out)) == 13
+    assert "dead" in capsys.readouterr().out and "Go on" not in capsys.readouterr().out
+    assert train("--resume", out) == rows

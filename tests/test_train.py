@@ -17,7 +17,7 @@ import survive
 from conftest import random_llama, save
 from survive import untimed
 
-SMALL = ("--device cpu --prompts 2 --rollouts 4 --batch 4 --iterations 2 --max-new-tokens 20 --max-turns 3 --lr 1e-3 "
+SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 2 --max-new-tokens 20 --max-turns 3 --lr 1e-3 "
          "--eval-prompts 4").split()
 
 
@@ -54,8 +54,9 @@ def test_a_real_process_with_a_mistake_says_one_line_and_exits_with_2(mistaken, 
 def test_algorithms_run_on_worlds(tmp_path, folder, flags):
     rows = run(tmp_path / "run", *flags.split(), model=folder)
     assert survive.rows_of(tmp_path / "run") == rows and [row["iteration"] for row in rows] == [0, 1, 2]
-    columns = ("reward reward_std success entropy response_length think_length valid turns kl grad_norm clip_fraction "
+    columns = ("reward reward_std success entropy response_length think_length valid turns grad_norm clip_fraction "
                "policy_loss seconds_rollout seconds_update tokens").split() + ["value_loss"] * ("ppo" in flags)
+    columns += ["kl"] * ("--starpo-s" not in flags)
     trained = [row for row in rows[1:] if row["updates"]]
     assert trained
     for row in trained:
@@ -84,7 +85,7 @@ def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, monkeypatch):
         weights.append(next(models.policy.parameters()).sum().item())
         return compute_advantages(trajs, models, cfg)
     monkeypatch.setattr(rm, "compute_advantages", spy)
-    rows = run(tmp_path / "run", "--online-k", 3, "--iterations", 1, "--batch", 8, "--eval-every", 0, "--seed", 1)
+    rows = run(tmp_path / "run", "--online-k", 3, "--iterations", 1, "--update-size", 8, "--eval-every", 0, "--seed", 1)
     assert [len(trajs) for trajs in slices] == [8, 8, 8]
     assert len({id(traj) for trajs in slices for traj in trajs}) == 24
     assert [sorted({traj.group for traj in trajs}) for trajs in slices] == [[0, 1], [2, 3], [4, 5]]
@@ -139,7 +140,7 @@ def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
         traj.reward[-1], traj.done = reward, True
         traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer)))
     monkeypatch.setattr(rm, "take_turn", toy)
-    sizes = ("--env bandit --prompts 2 --rollouts 32 --batch 32 --iterations 12 --max-new-tokens 6 --lr 1e-2 "
+    sizes = ("--env bandit --prompts 2 --rollouts 32 --update-size 32 --iterations 12 --max-new-tokens 6 --lr 1e-2 "
              "--critic-lr 5e-3 --eval-every 0")
     for algo in ("ppo", "grpo"):
         rows = run(tmp_path / algo, *sizes.split(), "--algo", algo, model=random_folder)

@@ -41,17 +41,6 @@ SOUNDS = {"Teacher": "safe", "Librarian": "safe", "Engineer": "risky", "Trader":
 
 
 # ---------------------------------------------------------------------------------------------- the players
-def offset(a, b):
-    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
-    down = b[0] - a[0]
-    right = b[1] - a[1]
-    parts = []
-    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
-        if steps > 0:
-            parts.append(f"{steps} {word}")
-    return " and ".join(parts)
-
-
 def best_path(lake, success_rate, actions_left, length):  # -> at most `length` moves
     """Optimal play on ice of this kind, by dynamic programming; planned as if none of these moves slipped."""
     ice = envs.FrozenLake(success_rate=success_rate)
@@ -88,14 +77,14 @@ def planner(env, actions_left, rng):  # -> thought, actions; or None: there is n
         length = rng.choice([1, 2, 3, 4], p=[0.15, 0.4, 0.3, 0.15])
         path = best_path(env, 1 / 3 if careful else 0.8, actions_left, length)
         thought = choose(rng, CAREFUL if careful else BOLD)
-        return thought.format(offset(env.state, env.level["goal"])), path
+        return thought.format(envs.offset(env.state, env.level["goal"])), path
     if isinstance(env, envs.Sokoban):
         path = envs.solve(env)
         if path is None:
             return None
         player, boxes = env.state
-        to_box = offset(player, boxes[0])
-        to_target = offset(boxes[0], env.level["targets"][0])
+        to_box = envs.offset(player, boxes[0])
+        to_target = envs.offset(boxes[0], env.level["targets"][0])
         return choose(rng, PUSHING).format(box=to_box, target=to_target), path
     arms = list(env.state)
     rng.shuffle(arms)
@@ -193,10 +182,10 @@ def cold_start(tok, steps, seed):  # -> model
         eos_token_id=tok.eos_token_id))
     lessons = [1] * (5 * steps) + [5] * (2 * steps)  # turns of an episode; short ones show more levels a second
     planned = [demonstration(tok, rng, PLANNER, turns) for turns in tqdm(lessons, "planner's episodes")]
+    mixed = [demonstration(tok, rng, PRIOR, 5) for _ in tqdm(range(6000), "mixture's episodes")]
     teach(model, planned, steps, 1.0, rng, "planner")
     report("planner", model, tok)
-    mixed = [demonstration(tok, rng, PRIOR, 5) for _ in tqdm(range(2 * steps), "mixture's episodes")]
-    teach(model, mixed, steps // 10, 0.4, rng, "mixture")
+    teach(model, mixed, 300, 0.4, rng, "mixture")
     report("mixture", model, tok)
     return model
 
