@@ -3,17 +3,18 @@ import copy
 import json
 from pathlib import Path
 
-import course
+import checks
+import exercises
 
-NOTEBOOK = course.ROOT / "tutorial.ipynb"
-SOLVED = {name: f"from ragen_mini import {name}" for name in course.EXERCISES}
+NOTEBOOK = checks.ROOT / "tutorial.ipynb"
+SOLVED = {name: f"from ragen_mini import {name}" for name in exercises.EXERCISES}
 SOLVED |= {
     "moves": "def moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n    return envs.solve(room)",
     "outcomes": "outcomes = envs.FrozenLake.outcomes",
     "yardsticks": "from envs import yardsticks",
     "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",  # seconds, not minutes
-    "paradox": "from course import expected_advantages as paradox",
-    "collapse": "from course import order_of_alarm as collapse",
+    "paradox": "from exercises import expected_advantages as paradox",
+    "collapse": "from exercises import order_of_alarm as collapse",
 }
 
 

@@ -4,7 +4,7 @@
     python tests/grade.py FOLDER --jobs 8 --timeout 120 --no-training
 
 A notebook is somebody's program. What its author wrote (the answers, and cells of his own) runs in a process that gets
-inputs and can only send back results, as JSON. They are compared here, with course.py and hidden_checks.py, in a process
+inputs and can only send back results, as JSON. They are compared here, with checks.py and hidden_checks.py, in a process
 in which none of his code ever runs. So it does not matter what he does to the check cells, to `course` or to the
 shipped functions. The agent that his functions train comes back as a file of weights, and is evaluated here, too.
 
@@ -36,8 +36,14 @@ import threading
 import time
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
+import torch
+
+from checks import ROOT, TESTS, UNWRITTEN, advise, envs, first_difference, outcome, rm
+import course  # below checks, which says where the project is
+import exercises
+import hidden_checks
+import ragen_mini
+
 PATIENCE = 20  # seconds for one cell, or for all checks of one exercise
 GIGABYTES = 4
 LARGEST_FILE = 50_000_000
@@ -121,12 +127,10 @@ def inside():
         channel.flush()
     task = json.loads(control.readline())
     os.chdir(task["folder"])
-    sys.path[:0] = [str(ROOT), str(TESTS)]
-    import course
     space = {"__name__": "__main__"}
     exec(task["preamble"], space)
-    warm = course.EXERCISES["gradient_step"]
-    course.outcome(warm, warm.solution, warm.cases[0])  # torch imports parts of itself when they are first used
+    warm = exercises.EXERCISES["gradient_step"]
+    outcome(warm, warm.solution, warm.cases[0])  # torch imports parts of itself when they are first used
     lock_up(task["folder"])
     for number, source in enumerate(task["cells"]):
         if number in task["skip"]:
@@ -150,25 +154,22 @@ def inside():
 
 
 def outcomes_of(name, answer):
-    import course
-    import hidden_checks
     try:
         exercise = hidden_checks.exercise_of(name)
-        return [course.outcome(exercise, answer, case) for case in hidden_checks.all_cases(name)]
+        return [outcome(exercise, answer, case) for case in hidden_checks.all_cases(name)]
     except BaseException as error:
         return f"{type(error).__name__}: {error}"[:300]
 
 
 def train(space, right):
     """The student's functions, those that are right, in the real loop."""
-    import ragen_mini as rm
     settings = space["settings"]()
     for name in right:
-        if hasattr(rm, name):
-            setattr(rm, name, space[name])
-    rm.plots.curves = str  # no pictures
+        if hasattr(ragen_mini, name):
+            setattr(ragen_mini, name, space[name])
+    ragen_mini.plots.curves = str  # no pictures
     fixed = dict(model="tiny", device="cpu", out="run", eval_every=0)
-    rm.train(rm.Config(**settings | fixed))
+    ragen_mini.train(ragen_mini.Config(**settings | fixed))
     Path("settings.json").write_text(json.dumps({key: settings[key] for key in ("env", "success_rate") if key in settings}))
 
 
@@ -257,8 +258,6 @@ def ask(task, deadline, judge):  # -> {name: outcomes, or why there are none}
 
 # ------------------------------------------------------------------------------------------------- the points
 def why_not(name, found, errors, cells):  # -> what is wrong with an exercise; nothing if it is right
-    import course
-    import hidden_checks
     exercise, cases = hidden_checks.exercise_of(name), hidden_checks.all_cases(name)
     outcomes = found.get(name)
     if isinstance(outcomes, str):
@@ -269,14 +268,14 @@ def why_not(name, found, errors, cells):  # -> what is wrong with an exercise; n
     try:
         outcomes = [(yours, str(error)) for yours, error in outcomes]
         assert len(outcomes) == len(cases)
-        different = course.first_difference(exercise, cases, outcomes)
+        different = first_difference(exercise, cases, outcomes)
         if different is None:
             return ""
         number, spec = different
         yours, error = outcomes[number]
-        if error == course.UNWRITTEN:
+        if error == UNWRITTEN:
             return error
-        hint = course.advise(exercise, outcomes, yours, spec, error)
+        hint = advise(exercise, outcomes, yours, spec, error)
         return f"case {number + 1} of {len(cases)}: {error or hint or 'differs'}"
     except Exception as error:  # what came back has another form than an answer
         return f"no answer ({type(error).__name__})"
@@ -284,27 +283,24 @@ def why_not(name, found, errors, cells):  # -> what is wrong with an exercise; n
 
 @functools.lru_cache
 def success_of(weights, env, success_rate):  # -> success of these weights, evaluated here
-    import course
-    rm = course.rm
     with tempfile.TemporaryDirectory() as folder:
         model = shutil.copytree(rm.TINY, Path(folder, "model"))
         shutil.copyfile(weights, model / "model.safetensors")
         cfg = rm.Config(env=env, success_rate=success_rate, model=str(model), device="cpu", algo="grpo", kl_coef=0.0,
                         iterations=1, max_new_tokens=40)
         models = rm.load_models(cfg)
-        trajs = rm.rollout(models.policy, models.tok, env, course.envs.EVAL_SEEDS, 1, cfg, 0, rm.EVAL_TEMPERATURE)
+        trajs = rm.rollout(models.policy, models.tok, env, envs.EVAL_SEEDS, 1, cfg, 0, rm.EVAL_TEMPERATURE)
     return sum(traj.success for traj in trajs) / len(trajs)
 
 
 def why_not_learned(folder, found):  # -> what is wrong with the trained agent; nothing if it learned
-    import course
     if found.get("training") != []:
         return f"training: {found.get('training', 'time was up')}"
     try:
         settings = json.loads(Path(folder, "settings.json").read_text()[:1000])
         env, rate = settings["env"], settings.get("success_rate", 1 / 3)
-        assert env in course.envs.ENVS, "unknown world"
-        before = success_of(course.rm.TINY / "model.safetensors", env, float(rate))
+        assert env in envs.ENVS, "unknown world"
+        before = success_of(rm.TINY / "model.safetensors", env, float(rate))
         after = success_of(Path(folder, "run", "checkpoint", "model.safetensors"), env, float(rate))
     except Exception as error:
         return f"training: {type(error).__name__}: {error}"
@@ -312,9 +308,8 @@ def why_not_learned(folder, found):  # -> what is wrong with the trained agent; 
 
 
 def grade(file, timeout, training):  # -> {exercise: what is wrong}
-    import course
     deadline = time.monotonic() + timeout
-    names = list(course.EXERCISES)
+    names = list(exercises.EXERCISES)
     try:
         cells = own_cells(file)
     except Exception as error:
@@ -334,9 +329,8 @@ def grade(file, timeout, training):  # -> {exercise: what is wrong}
 
 
 def line_of(student, wrong):  # -> {column: cell}
-    import course
-    points = {name: course.EXERCISES[name].points * (not wrong[name]) for name in wrong}
-    remarks = "; ".join(f"{name}: {' '.join(text.split())}" for name, text in wrong.items() if text and text != course.UNWRITTEN)
+    points = {name: exercises.EXERCISES[name].points * (not wrong[name]) for name in wrong}
+    remarks = "; ".join(f"{name}: {' '.join(text.split())}" for name, text in wrong.items() if text and text != UNWRITTEN)
     return {"student": student, "points": sum(points.values()), **points, "remarks": remarks}
 
 
@@ -352,9 +346,7 @@ def main(argv=None):
     files = sorted(file for file in args.folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in file.parts)
     if not files:
         parser.error(f"no notebook in {args.folder}")
-    sys.path[:0] = [str(ROOT), str(TESTS)]
-    import course
-    course.torch.set_num_threads(1)
+    torch.set_num_threads(1)
     print(f"{len(files)} notebooks; network and other processes are cut off by {'the kernel' if fence() else 'Python alone'}")
     lines = []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

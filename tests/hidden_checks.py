@@ -1,14 +1,16 @@
-"""More inputs for the exercises of course.py, which the notebook does not show: other shapes and seeds, and the edges.
+"""More inputs for the exercises of exercises.py, which the notebook does not show: other shapes and seeds, and the edges.
 
 grade.py runs them. nbgrader, too, if HIDDEN_CHECKS=1 is in its environment. They are hidden from the notebook, not secret:
 what they expect is what the shipped functions give.
 """
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 
-import course
-from course import EPISODE, MOVES, SHORT, episodes, numbers, random_steps, settings_of
+import exercises
+from exercises import MOVES, episodes, numbers, random_steps, settings_of
 
 SEEDS = range(10, 15)
 
@@ -112,7 +114,7 @@ CASES = {
     "gradient_step": [dict(seed=seed, lengths=lengths, scale=scale, critic=critic) for seed, lengths, scale, critic in (
         (11, [6, 2, 9, 3], 0.05, False), (12, [5, 5, 8, 2, 6, 7], 0.2, True), (13, [4, 8, 2], 40.0, True))],
     "settings": [],
-    "returns": [dict(trajs=[course.SimpleNamespace(R=0.5 * i * i) for i in range(12)], cfg=settings_of(rollouts=4))],
+    "returns": [dict(trajs=[SimpleNamespace(R=0.5 * i * i) for i in range(12)], cfg=settings_of(rollouts=4))],
     "sample": [dict(seed=seed, greedy=greedy) for seed in SEEDS for greedy in (True, False)],
     "add_ppo_advantages": [dict(seed=seed) for seed in SEEDS],
     "take_turn": [dict(text="Hm . </think> <answer> Up || Left </answer> <|im_end|>"), dict(text="I go . </think> <answer> Down", tokens=5)],
@@ -123,11 +125,11 @@ CASES = {
 
 def exercise_of(name):
     """The exercise as it is checked here: `parse_answer` must be quick, too."""
-    exercise = course.EXERCISES[name]
+    exercise = exercises.EXERCISES[name]
     if name == "parse_answer":
-        return course.replace(exercise, run=timed)
+        return replace(exercise, run=timed)
     return exercise
 
 
 def all_cases(name):
-    return course.EXERCISES[name].cases + CASES[name]
+    return exercises.EXERCISES[name].cases + CASES[name]

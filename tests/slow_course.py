@@ -16,13 +16,13 @@ import nbclient
 import nbformat
 import pytest
 
-import answers
-import course
+import checks
+import exercises
 import grade
 from answers import SOLVED, notebook, save, with_cell
 from wrong_answers import WRONG
 
-ROOT = course.ROOT
+ROOT = checks.ROOT
 SHORTER = {"train": ("settings() | dict(", "dict(iterations=2) | settings() | dict("),  # settings of one's own stay as they are
            "train-paradox": ("iterations=20", "iterations=2")}
 
@@ -61,7 +61,7 @@ def short_default(monkeypatch):
     book = shorter(notebook())
     for cell in book["cells"]:
         if cell["id"] == "imports":
-            cell["source"] = "".join(cell["source"]) + "\nimport course\ncourse.SETTINGS['iterations'] = 2"
+            cell["source"] = "".join(cell["source"]) + "\nimport exercises\nexercises.SETTINGS['iterations'] = 2"
     return book
 
 
@@ -69,7 +69,7 @@ def test_run_all_of_the_untouched_notebook(short_default):
     book = run_all(short_default)
     assert points(book) == ["0", "of", "20"]
     failed = [cell["id"] for cell in book["cells"] for output in cell.get("outputs", ()) if output["output_type"] == "error"]
-    assert failed == list(course.EXERCISES), "every graded cell, and no other"
+    assert failed == list(exercises.EXERCISES), "every graded cell, and no other"
 
 
 def test_run_all_with_the_shipped_functions():
@@ -107,11 +107,13 @@ import os, shutil
 os.remove({str(ROOT / 'README.md')!r})
 """
 FOOLS = """
+import checks
 import course
-for exercise in course.EXERCISES.values():
+import exercises
+for exercise in exercises.EXERCISES.values():
     exercise.solution = lambda *args: None
-course.agree = course.check = course.first_difference = course.passed = lambda *args: True
-rm.gae = rm.policy_loss = course.rm.policy_loss = lambda *args: None
+checks.agree = checks.check = checks.first_difference = course.passed = lambda *args: True
+rm.gae = rm.policy_loss = checks.rm.policy_loss = lambda *args: None
 """
 
 
