@@ -36,5 +36,6 @@ def save(book, file):
 def with_cell(book, source, after="imports"):  # the student adds a cell of his own
     book = copy.deepcopy(book)
     place = [cell["id"] for cell in book["cells"]].index(after) + 1
-    book["cells"].insert(place, dict(cell_type="code", id=f"own-{place}", metadata={}, source=source, outputs=[], execution_count=None))
+    own = dict(cell_type="code", id=f"own-{place}", metadata={}, source=source, outputs=[], execution_count=None)
+    book["cells"].insert(place, own)
     return book

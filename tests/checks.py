@@ -48,7 +48,7 @@ class Exercise:
     title: str
     points: float
     solution: object  # the shipped function
-    run: object  # run(answer, **case) -> {name of a result: its value}
+    run: object  # run(answer, **case) -> {name of a result: its value}; it calls the answer
     cases: list  # the visible inputs, each a dict
     mistakes: list = field(default_factory=list)  # (in words, old piece, new piece, ...) of the solution's text
     show_spec: bool = True
@@ -101,7 +101,8 @@ def plain(x):
 
 def agree(yours, spec):  # both plain
     if isinstance(spec, dict):
-        return isinstance(yours, dict) and yours.keys() == spec.keys() and all(agree(yours[key], spec[key]) for key in spec)
+        same_keys = isinstance(yours, dict) and yours.keys() == spec.keys()
+        return same_keys and all(agree(yours[key], spec[key]) for key in spec)
     if isinstance(spec, list):
         return isinstance(yours, list) and len(yours) == len(spec) and all(map(agree, yours, spec))
     if isinstance(spec, (int, float)):
@@ -161,21 +162,25 @@ def check(exercise, answer, cases):  # -> what is wrong, in words; nothing if al
 
 # ------------------------------------------------------------------------------------------- what is printed
 def short(value):  # plain -> one line
-    if not isinstance(value, dict) or "values" not in value:
-        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
-        return text if len(text) < 200 else text[:180] + " ..."
-    numbers = json.dumps(rounded(value["values"]))
-    if len(numbers) > 300:
-        numbers = numbers[:280] + " ..."
-    return f"({','.join(map(str, value['shape']))})  {numbers}"
+    if isinstance(value, str):
+        return cut(repr(value))
+    if isinstance(value, dict) and "values" in value:
+        return f"({','.join(map(str, value['shape']))})  {cut(json.dumps(rounded(value['values'])))}"
+    return cut(json.dumps(rounded(value)))
 
 
-def rounded(values):
-    if isinstance(values, list):
-        return [rounded(value) for value in values]
-    if isinstance(values, float):
-        return float(f"{values:.4g}")
-    return values
+def cut(text, most=240):
+    return text if len(text) <= most else text[:most // 2] + " ..."
+
+
+def rounded(x):
+    if isinstance(x, dict):
+        return {key: rounded(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [rounded(value) for value in x]
+    if isinstance(x, float):
+        return float(f"{x:.4g}")
+    return x
 
 
 def describe(exercise, case, yours, spec, error):  # -> lines
@@ -198,8 +203,7 @@ def short_input(value):
     try:
         return short(plain(value))
     except TypeError:
-        text = repr(value)
-        return text if len(text) < 200 else type(value).__name__
+        return cut(repr(value))
 
 
 def advise(exercise, found, yours, spec, error):  # -> a hint, or nothing
@@ -240,21 +244,25 @@ def general_hint(yours, spec):
     """What can be said without knowing the exercise."""
     if yours is None:
         return "nothing was returned: is there a `return`?"
+    if isinstance(yours, float) and isinstance(spec, float):
+        yours, spec = plain(np.array(yours)), plain(np.array(spec))
     if not (isinstance(yours, dict) and isinstance(spec, dict) and "values" in yours and "values" in spec):
         return ""
     if yours["shape"] != spec["shape"]:
         return f"the shape is {tuple(yours['shape'])} and should be {tuple(spec['shape'])}"
+    if yours["kind"] != spec["kind"] == "bool":
+        return "bools are wanted: as a mask, x[mask] takes numbers for places"
     if yours["kind"] != spec["kind"]:
-        return "a mask must be of bools: x[mask] takes numbers for places" if spec["kind"] == "bool" else "numbers are wanted, not bools"
+        return "numbers are wanted, not bools"
     a, b = (np.array(x["values"], dtype=float) for x in (yours, spec))
     if np.isnan(a).any():
         return "there is a nan: was something divided by 0?"
     if np.allclose(a, -b, atol=CLOSE):
         return "the sign is the wrong way round"
-    where = np.abs(b) > CLOSE
-    ratios = a[where] / b[where]
-    if len(ratios) > 1 and np.ptp(ratios) < CLOSE and abs(ratios[0]) > CLOSE:
-        return f"all numbers are {ratios[0]:.3g} times too large: what is it that you divide by?"
-    if a.ndim and (np.allclose(np.roll(a, 1, -1), b, atol=CLOSE) or np.allclose(np.roll(a, -1, -1), b, atol=CLOSE)):
-        return "everything stands one place too far to one side"
+    factor = (a * b).sum() / max((b * b).sum(), CLOSE)
+    if a.size > 1 and abs(factor) > CLOSE and np.allclose(a, factor * b, atol=CLOSE):
+        return f"all numbers are {factor:.3g} times too large: what is it that you divide by?"
+    for places in (1, -1):
+        if a.ndim and np.allclose(np.roll(a, places, -1), b, atol=CLOSE):
+            return "everything stands one place too far to one side"
     return ""

@@ -90,7 +90,8 @@ def lock_up(folder):
     resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES * 2 ** 30,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    refused = ("socket.", "subprocess.", "ctypes.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "pty.")
+    refused = ("socket.", "subprocess.", "ctypes.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn",
+               "os.kill", "pty.")
     changes = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink",
                "os.truncate", "os.utime", "os.setxattr", "os.removexattr")
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -183,10 +184,11 @@ def fence():  # -> words before the command: no network, no other processes, whe
 
 def start(task):
     environment = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
-    environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1",
-                    "TMPDIR": task["folder"]}
+    environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "TQDM_DISABLE": "1",
+                    "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": task["folder"]}
     command = [*fence(), sys.executable, str(TESTS / "grade.py"), "--inside"]
-    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, start_new_session=True)
     tell(child, task)
     return child
 

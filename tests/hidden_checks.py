@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 import exercises
-from exercises import MOVES, episodes, numbers, random_steps, settings_of
+from exercises import MOVES, numbers, random_steps, settings_of
 
 SEEDS = range(10, 15)
 
@@ -22,7 +22,7 @@ class Hostile(str):
         return f"{self[:40]!r} ... ({len(self)} characters)"
 
 
-def ragged(seed, B=4):  # -> trajectories of different lengths; some answers are cut off; 0 ends a turn and is the padding
+def ragged(seed, B=4):  # -> episodes of different lengths; some answers are cut off; 0 ends a turn and is the padding
     g = torch.Generator().manual_seed(seed)
 
     def draw(most):
@@ -37,7 +37,7 @@ def ragged(seed, B=4):  # -> trajectories of different lengths; some answers are
                 answer.append((0, -0.3))
             pieces.append(("model", answer))
         made.append((pieces, 0.5 * draw(5)))
-    return episodes(*made)
+    return made
 
 
 def group_returns(seed, P, N):
@@ -48,7 +48,8 @@ def group_returns(seed, P, N):
 def ratios(seed, n=12):
     g = torch.Generator().manual_seed(seed)
     cfg = settings_of(clip_low=0.1, clip_high=0.35, entropy_coef=0.03)
-    return dict(ratio=torch.rand(n, generator=g) * 1.2 + 0.4, adv=torch.randn(n, generator=g), entropy=torch.rand(n, generator=g), cfg=cfg)
+    return dict(ratio=torch.rand(n, generator=g) * 1.2 + 0.4, adv=torch.randn(n, generator=g),
+                entropy=torch.rand(n, generator=g), cfg=cfg)
 
 
 def forecasts(seed, n=9):
@@ -66,13 +67,16 @@ def steps_at_the_edges():
 
 def texts():
     long = 100_000
-    hostile = [Hostile("<think>" * (long // 7)), Hostile("<think></think><answer>" + "||" * (long // 2)), Hostile("<think>" + " " * long)]
+    hostile = [Hostile("<think>" * (long // 7)), Hostile("<think></think><answer>" + "||" * (long // 2)),
+     Hostile("<think>" + " " * long)]
     hostile += [Hostile("<think></think>" + " " * long), Hostile("<think></think>" * (long // 15))]
-    plain = ["", "<think>x", "Well. <think>x</think><answer>Up</answer> Bye.", "<think></think><answer>LEFT</answer>", "<think>x<think></think><answer>Up</answer>",
+    plain = ["", "<think>x", "Well. <think>x</think><answer>Up</answer> Bye.", "<think></think><answer>LEFT</answer>",
+     "<think>x<think></think><answer>Up</answer>",
              "<think>x</think><answer><answer>Up</answer>", "<think>two\nlines</think><answer>Up</answer>\n",
              "<think>x</think><answer>Up||</answer>", "<think>x</think><answer>Up Down</answer>",
              "<think>1 < 2 > 0</think> <answer>Left</answer>", "<think>x</think><answer>Left</answer>.",
-             "<answer>Up</answer>", "<think>a</answer>b</think><answer>Up</answer>", "<think>x</think><answer>Up||Up||Left||Left||Up||Up</answer>",
+             "<answer>Up</answer>", "<think>a</answer>b</think><answer>Up</answer>",
+                 "<think>x</think><answer>Up||Up||Left||Left||Up||Up</answer>",
              "<think>x</think><answer>up|| DOWN ||left ||Right</answer>", "<answer>Up</answer><think>x</think>"]
     return [*plain, *hostile]
 
@@ -84,8 +88,10 @@ def timed(answer, text, actions, limit):
 
 
 LAKES = [dict(seed=seed, rate=rate, state=state, action=action) for seed, rate, state, action in (
-    (0, 1.0, (1, 1), "Up"), (3, 0.5, (0, 3), "Right"), (4, 0.8, (2, 3), "Down"), (5, 1 / 3, (3, 0), "Left"), (6, 0.6, (2, 0), "Down"))]
-LAKES += [dict(seed=seed, rate=0.7, state=None, action=action) for seed in SEEDS for action in ("Left", "Down", "Right", "Up")]
+    (0, 1.0, (1, 1), "Up"), (3, 0.5, (0, 3), "Right"), (4, 0.8, (2, 3), "Down"), (5, 1 / 3, (3, 0), "Left"),
+     (6, 0.6, (2, 0), "Down"))]
+LAKES += [dict(seed=seed, rate=0.7, state=None, action=action) for seed in SEEDS for action in ("Left", "Down", "Right",
+ "Up")]
 
 CASES = {
     "moves": [],
@@ -95,8 +101,10 @@ CASES = {
     "parse_answer": [dict(text=text, actions=MOVES, limit=4) for text in texts()] + [
         dict(text="<think>.</think><answer>trader</answer>", actions=("Librarian", "Trader"), limit=1)],
     "Trajectory": [dict(pieces=[("world", [0, 0]), ("model", [(0, -0.9)])]),
-                   dict(pieces=[("world", [3]), ("model", [(4, -0.2), (4, 0.0)]), ("world", [0, 5]), ("model", [(1, -2.0)]), ("world", [9])])],
-    "collate": [dict(trajs=ragged(seed)) for seed in SEEDS] + [dict(trajs=episodes(([("world", [3]), ("model", [(0, -1.0)])], 1.0)))],
+                   dict(pieces=[("world", [3]), ("model", [(4, -0.2), (4, 0.0)]), ("world", [0, 5]), ("model", [(1, -2.0)]),
+                    ("world", [9])])],
+    "collate": [dict(episodes=ragged(seed)) for seed in SEEDS]
+    + [dict(episodes=[([("world", [3]), ("model", [(0, -1.0)])], 1.0)])],
     "logps_from_hidden": [dict(seed=seed, temperature=t, c=c, V=V) for seed, t, c, V in (
         (5, 0.7, 6, 11), (6, 1.0, 1, 3), (7, 2.0, 4, 7))],
     "grpo_advantages": [dict(R=group_returns(seed, P, N), norm=norm) for norm in ("std", "mean")
@@ -104,7 +112,8 @@ CASES = {
     + [dict(R=torch.full((2, n), x)) for n, x in ((2, 0.0), (16, 10.9), (3, -0.1), (6, 5.3))],
     "uncertainty_filter": [dict(R=group_returns(seed, P, N).flip(0), keep=keep) for seed, P, N, keep in (
         (1, 8, 16, 0.25), (2, 7, 2, 0.5), (3, 1, 4, 0.1), (4, 6, 3, 1.0), (5, 3, 2, 0.34))]
-    + [dict(R=1000 * torch.arange(1.0, 8)[:, None] * numbers([0.0, 1]), keep=0.3), dict(R=-group_returns(6, 8, 4), keep=0.75)],
+    + [dict(R=1000 * torch.arange(1.0, 8)[:, None] * numbers([0.0, 1]), keep=0.3),
+     dict(R=-group_returns(6, 8, 4), keep=0.75)],
     "gae": [random_steps(seed, B, T) | dict(gamma=gamma, lam=lam) for seed, B, T, gamma, lam in (
         (11, 3, 17, 0.9, 0.95), (12, 1, 5, 1.0, 1.0), (13, 4, 30, 0.5, 0.0), (14, 2, 9, 0.99, 0.5))]
     + [steps_at_the_edges() | dict(gamma=0.9, lam=0.8)],
@@ -117,7 +126,8 @@ CASES = {
     "returns": [dict(trajs=[SimpleNamespace(R=0.5 * i * i) for i in range(12)], cfg=settings_of(rollouts=4))],
     "sample": [dict(seed=seed, greedy=greedy) for seed in SEEDS for greedy in (True, False)],
     "add_ppo_advantages": [dict(seed=seed) for seed in SEEDS],
-    "take_turn": [dict(text="Hm . </think> <answer> Up || Left </answer> <|im_end|>"), dict(text="I go . </think> <answer> Down", tokens=5)],
+    "take_turn": [dict(text="Hm . </think> <answer> Up || Left </answer> <|im_end|>"),
+        dict(text="I go . </think> <answer> Down", tokens=5)],
     "paradox": [],
     "collapse": [],
 }

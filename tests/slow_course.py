@@ -146,7 +146,8 @@ def the_class(folder):  # -> {student: points}
 
 
 def fingerprint():  # of all files of the project
-    files = [file for file in sorted(ROOT.rglob("*")) if file.is_file() and not {".git", ".venv", "runs", "__pycache__", ".pytest_cache"} & set(file.parts)]
+    aside = {".git", ".venv", "runs", "__pycache__", ".pytest_cache"}
+    files = [file for file in sorted(ROOT.rglob("*")) if file.is_file() and not aside & set(file.parts)]
     return {str(file): hashlib.sha1(file.read_bytes()).hexdigest() for file in files}
 
 
@@ -159,7 +160,8 @@ def test_a_class_of_notebooks(tmp_path):
         lines = {line["student"]: line for line in csv.DictReader(file)}
     assert {student: float(line["points"]) for student, line in lines.items()} == right
     for student, name, words in (("endless", "gae", "longer than"), ("exits", "policy_loss", "ended itself"), ("syntax", "gae", "SyntaxError"),
-                                 ("deletes", "collate", "not in the notebook"), ("fools", "gae", "environment's tokens"), ("damaged", "gae", "no notebook")):
+                                 ("deletes", "collate", "not in the notebook"), ("fools", "gae", "environment's tokens"),
+                                  ("damaged", "gae", "no notebook")):
         remarks = lines[f"{student}/tutorial"]["remarks"]
         assert f"{name}: " in remarks and words in remarks
     assert fingerprint() == before

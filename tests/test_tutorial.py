@@ -40,7 +40,9 @@ def run(text, name):  # -> what the cell defines
 
 
 def lists():
-    return [pytest.param(name, words, text, id=f"{name}-{number}") for name, answers in WRONG.items() for number, (words, text) in enumerate(answers)]
+    for name, wrong in WRONG.items():
+        for number, (words, text) in enumerate(wrong):
+            yield pytest.param(name, words, text, id=f"{name}-{number}")
 
 
 # ----------------------------------------------------------------------------------------------------- its form
@@ -137,7 +139,7 @@ def test_right_answers_that_look_different_keep_their_points(name):
         assert not checks.check(hidden_checks.exercise_of(name), run(text, name), hidden_checks.all_cases(name)), text
 
 
-@pytest.mark.parametrize("name, words, text", lists())
+@pytest.mark.parametrize("name, words, text", list(lists()))
 def test_wrong_answers(name, words, text):
     """Lost in the lecturer's checks; in the notebook's, too, with a message that says what it may be."""
     answer = run(text, name)
@@ -173,6 +175,8 @@ def test_no_answer_can_crash_a_check(name, answer, capsys):
     assert name in capsys.readouterr().out
     with pytest.raises(course.NoPoints):
         course.earned(name)
+    course.use(name, course.SHIPPED[name])
+    assert not course.passed(name), "running the check once more would earn the points with the shipped one"
 
 
 def test_replacing_the_shipped_functions_fools_nobody(monkeypatch):
@@ -182,7 +186,8 @@ def test_replacing_the_shipped_functions_fools_nobody(monkeypatch):
     assert checks.check(exercises.EXERCISES["policy_loss"], wrong, exercises.EXERCISES["policy_loss"].cases)
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
     monkeypatch.setattr(envs.FrozenLake, "outcomes", run(WRONG["outcomes"][0][1], "outcomes"))
-    assert not checks.check(exercises.EXERCISES["yardsticks"], run(RIGHT["yardsticks"][0], "yardsticks"), exercises.EXERCISES["yardsticks"].cases)
+    exercise = exercises.EXERCISES["yardsticks"]
+    assert not checks.check(exercise, run(RIGHT["yardsticks"][0], "yardsticks"), exercise.cases)
 
 
 def test_learned_needs_more_than_chance(monkeypatch, capsys):
