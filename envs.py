@@ -81,7 +81,8 @@ class Env:
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # until it is reset
 
-    claim = r"\d (up|down)( and \d (left|right))?|\d (left|right)"  # what a thought may say of a thing: see `claims`
+    # An extra, no part of the method: `claims` checks what a thought says of the world
+    claim = r"\d (up|down)( and \d (left|right))?|\d (left|right)"
 
     def facts(self):  # -> {thing: what is true of it now}
         return {}
@@ -191,7 +192,8 @@ class Sokoban(Env):
         targets = tuple(sorted(floor[i] for i in places))
         layer = [(player, targets) for player in floor if player not in targets]
         visited = set(layer)
-        for _ in range(rng.integers(boxes ** 2, 8 * boxes + 1)):
+        k = rng.integers(boxes ** 2, 8 * boxes + 1)
+        for _ in range(k):  # from layer 0 to layer k
             one_action_earlier = {state for later in layer for state in undo(later, floor)}
             layer = sorted(one_action_earlier - visited)
             visited.update(layer)
@@ -221,6 +223,7 @@ class Sokoban(Env):
         targets = self.level["targets"]
         if len(boxes) > 1:  # which one would be meant?
             return {}
+        # the box as the player sees it, the target as seen from the box
         return {"box": offset(player, boxes[0]), "target": offset(boxes[0], targets[0])}
 
     def render(self):
@@ -324,21 +327,6 @@ class FrozenLake(Env):
         return picture(self.size, grid, "_")
 
 
-# ------------------------------------------------------------------------------------- is a thought true?
-def claims(env, thought):  # -> [(what it says, is that true?), ...]
-    """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
-    is 2 up of it." makes two claims, the first one about the box."""
-    facts = env.facts()
-    found = []
-    for sentence in re.split("[.?!]", thought):
-        said = re.search(env.claim, sentence)
-        named = [name for name in facts if name in sentence]
-        if said and named:
-            subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
-            found.append((said[0], said[0] == facts[subject]))
-    return found
-
-
 ENVS = {
     "bandit": partial(Bandit, low="Teacher", high="Engineer"),
     "bandit_test": partial(Bandit, low="Librarian", high="Trader"),
@@ -349,24 +337,6 @@ ENVS = {
     "frozenlake": FrozenLake,
 }
 BUILT_IN = tuple(ENVS)  # these need no `check`
-
-
-@lru_cache  # once: a world that was loaded twice would be two worlds
-def run_file(file):  # -> what it defines
-    with blame(file):
-        return runpy.run_path(file)
-
-
-def find_world(name):  # -> what makes the world when it is called
-    """A name of ENVS, or file.py:Class for a world of your own. NOTE: the file is run."""
-    if name in ENVS:
-        return ENVS[name]
-    file, _, title = name.rpartition(":")
-    need(file.endswith(".py"), f"{name}: choose {', '.join(ENVS)}, or my_world.py:Class")
-    need(Path(file).is_file(), f"{name}: there is no file {file} here")
-    found = run_file(file)
-    need(title in found, f"{name}: {file} does not define {title}")
-    return found[title]
 
 
 def title(name):
@@ -426,7 +396,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     """Exact, by dynamic programming. Let V_k[s] be the chance of success from state s with k actions left. V_0[s] is 1 if
     s is won, else 0. With one more action left, Q[s,a] is the mean of V_k over what action a may lead to, and V_k+1[s] is
     the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
-    every action. States that `transitions` never left keep V_0: the episode is over there, or the horizon is used up.
+    every action. Some states were never left. Where the episode is over, V stays what it is. Where the last action led,
+    no action is left, so that V_0 is all that is needed.
 
     Bandit: V_0 is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that V_1 is their mean 0.5 at
     random, and their maximum 1 at best."""
@@ -480,8 +451,23 @@ def interval(p, n, z=1.96):
 
 
 # ===========================================================================================================
-# END OF THE FIRST READING. What follows checks worlds of your own, and is the command line
+# END OF THE FIRST READING. What follows looks at thoughts and at worlds of your own, and is the command line
 # ===========================================================================================================
+# ------------------------------------------------------------------------------------- is a thought true?
+def claims(env, thought):  # -> [(what it says, is that true?), ...]
+    """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
+    is 2 up of it." makes two claims, the first one about the box."""
+    facts = env.facts()
+    found = []
+    for sentence in re.split("[.?!]", thought):
+        said = re.search(env.claim, sentence)
+        named = [name for name in facts if name in sentence]
+        if said and named:
+            subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
+            found.append((said[0], said[0] == facts[subject]))
+    return found
+
+
 @contextlib.contextmanager
 def blame(name):
     """Whatever goes wrong in a user's own code becomes one line that says where."""
@@ -495,6 +481,24 @@ def blame(name):
         where = f" in {places[-1].name}, line {places[-1].lineno}" if places else ""  # the user's line, not one of ours
         reason = " ".join(str(error).split())
         raise UserError(f"{name}: {type(error).__name__}{where}: {reason}") from error
+
+
+@lru_cache  # once: a world that was loaded twice would be two worlds
+def run_file(file):  # -> what it defines
+    with blame(file):
+        return runpy.run_path(file)
+
+
+def find_world(name):  # -> what makes the world when it is called
+    """A name of ENVS, or file.py:Class for a world of your own. NOTE: the file is run."""
+    if name in ENVS:
+        return ENVS[name]
+    file, _, title = name.rpartition(":")
+    need(file.endswith(".py"), f"{name}: choose {', '.join(ENVS)}, or my_world.py:Class")
+    need(Path(file).is_file(), f"{name}: there is no file {file} here")
+    found = run_file(file)
+    need(title in found, f"{name}: {file} does not define {title}")
+    return found[title]
 
 
 def check(name, tok=None, horizon=10):

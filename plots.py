@@ -44,7 +44,8 @@ Not drawn:
   success             share of won episodes in the rollout
   policy_loss, value_loss, clip_fraction    means over the updates
   updates, kept, turns, tokens    gradient steps; trajectories used; turns an episode; tokens that the model wrote
-  collapse            written once: fewer than half of the turns are valid
+  collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
+  claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
 """
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm", "kl", "true_claims")
 BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
@@ -232,24 +233,18 @@ def curves(runs, out=None):  # -> Path of the picture
 
 
 # --------------------------------------------------------------------------------------- anatomy of a collapse
-def best_iteration(x, success):  # success as the mean of five iterations
-    return x[np.convolve(success, np.ones(5) / 5, "same").argmax()]
-
-
-def onset(x, success):  # -> the iteration from which on a run is lost, or None
-    """The first after the best one where less than half of the best success (means of five iterations) is left, for ten
-    iterations or until the end."""
-    smooth = np.convolve(success, np.ones(5) / 5, "valid")
-    best = int(smooth.argmax())
+def onset(smooth, best):  # -> from which place on a run is lost, or None
+    """The first after the best one where less than half of the best success is left, for ten iterations or to the end."""
     lost = smooth < smooth[best] / 2
     for i in range(best, len(smooth)):
         if lost[i:i + 10].all():
-            return x[i]
+            return i
 
 
 def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
     """The range: from the lowest to the highest value of the BEFORE iterations up to the best one, and half as much on
-    both sides. Three values in a row have to lie outside, or a single one above five times the median: a spike."""
+    both sides. Three values in a row have to lie outside; of a positive signal a single one will do that is above five
+    times the median of the BEFORE iterations before it: a spike."""
     healthy = y[(x > best - BEFORE) & (x <= best)]
     if len(healthy) == 0:
         return None
@@ -257,7 +252,8 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
     outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
     for i in np.flatnonzero(x > best):
         for_long = i + 3 <= len(y) and outside[i:i + 3].all()
-        spike = y[i] > 5 * np.median(y[max(0, i - BEFORE):i])
+        usual = np.median(y[max(0, i - BEFORE):i])
+        spike = usual > 0 and y[i] > 5 * usual
         if for_long or spike:
             return x[i]
 
@@ -269,8 +265,11 @@ def collapse(run):  # -> Path of the picture
     signals = {name: series(config, rows, name) for name in ANATOMY}
     signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) > BEFORE}
     need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
-    best = best_iteration(*signals["success"])
-    lost = onset(*signals["success"])
+    x, success = signals["success"]
+    smooth = np.convolve(success, np.ones(5) / 5, "valid")  # the mean of an iteration and the four after it
+    place = smooth.argmax()
+    best = x[place]
+    lost = onset(smooth, place)
     moved = []
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
     axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
@@ -281,15 +280,17 @@ def collapse(run):  # -> Path of the picture
         if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
         if lost is not None:
-            ax.axvspan(lost, x[-1], color="0.5", alpha=0.15, lw=0)
+            ax.axvspan(signals["success"][0][lost], x[-1], color="0.5", alpha=0.15, lw=0)
         left = leaves_its_range(x, y, best)
         if left is not None:
-            ax.axvline(left, color="C2", lw=1.5)
+            ax.axvline(left, color="tab:red", lw=1.5)
             moved.append((left, f"{title} {left}"))
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    story = f"success is lost from iteration {lost} on (grey)" if lost is not None else "success is not lost"
+    story = "success is not lost"
+    if lost is not None:
+        story = f"success is lost from iteration {signals['success'][0][lost]} on (grey)"
     order = ", ".join(text for _, text in sorted(moved)) or "none"
     title = f"{envs.title(config['env'])}: best at iteration {best}; {story}. Outside their earlier range (red): {order}"
     fig.suptitle(textwrap.fill(title, 105), fontsize=9)

@@ -122,7 +122,8 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
     rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank behind the answer
+    rendered = rendered.split("(seam)")[-1]  # in the first turn there is no seam: all is kept
+    rendered = rendered.lstrip(" ")  # some templates put a blank behind the answer
     rendered = re.sub(r"<think>\s*$", "", rendered)  # some templates open the thought themselves
     return tok(rendered + first_tag(no_think), add_special_tokens=False).input_ids
 
@@ -204,7 +205,7 @@ def take_turn(traj, tok, cfg, end_of_turn):
     actions = parse_answer(thought + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
     turn["claims"] = envs.claims(env, text.split("</think>")[0])
-    for _, is_true in turn["claims"]:  # worth nothing by default
+    for _, is_true in turn["claims"]:  # an extra, not in the paper, and worth nothing by default
         turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward
     if not turn["valid"]:
         turn["reward"] += FORMAT_PENALTY  # and nothing moves
@@ -236,7 +237,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
             trajs.append(begin(name, seed, noise, group, tok, cfg))
     end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache(len(seeds), cfg.device)  # part 2: what every episode has read so far
+    cache = KVCache(len(seeds), cfg.device)  # part 2: what every group, later every episode has read so far
     live = trajs
     while live:
         writing = live
@@ -295,9 +296,10 @@ def returns(trajs, cfg):  # -> (P,N)
 
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
-    """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
-    returns are all alike there is nothing to prefer; where they differ, the policy does not know its way yet - or
-    the world has dice: U cannot tell luck from skill, and keeps a bandit whose risky arm is always pulled.
+    """Against the Echo Trap (README), eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U,
+    at least one. Where the N returns are all alike there is nothing to learn from; where they differ, the policy does
+    not know its way yet - or the world has dice: U cannot tell luck from skill. It keeps a bandit prompt, whose risky
+    arm pays now and then, even if that arm is always pulled and nothing is left to learn.
 
     NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
@@ -324,10 +326,16 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
 
     NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
-    16: it pays 1 in a quarter of the cases and else 0, against 0.15 of the sure arm. R_i - mean is +0.80 or -0.14, on
-    average +0.09, rightly. But where one return differs by d from all others, the std is d / sqrt(16), it grows with the
-    surprise itself: A is +-(15/16) d / (d/4) = +-3.75, whatever d was. The large win counts no more than the small loss,
-    which is three times as frequent: on average A is -1.9. Subtracting the mean needs no such warning (step 2)."""
+    16, against 0.15 of the sure arm:
+
+        it pays    in     R_i - mean    sample std    A
+        1          1/4      +0.80         0.21       +3.75
+        0          3/4      -0.14         0.04       -3.75
+        on average          +0.09                    -1.9
+
+    Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
+    +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
+    Subtracting the mean needs no such warning (step 2)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -336,8 +344,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). A time step t is a token that the model wrote, t' its *next own* token; v_t
-    is the critic's forecast of the rewards still to come, made before that token (in column t, see collate).
+    """Generalised advantage estimation (PPO). t is a column (see collate): its action is token t + 1. Only columns whose
+    token the model wrote are time steps; t' is the next one of these. v_t is the critic's forecast of the rewards still
+    to come, made before that token is written.
 
         delta_t = r_t + gamma v_t' - v_t            how much better did this one step turn out than was forecast?
         A_t     = delta_t + gamma lambda A_t'       ... and the steps after it
@@ -370,9 +379,9 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
-        # what pi_old samples, the bracket ("k1") is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
+        # what pi_old samples, the bracket is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
         # far two distributions are apart. Drifting from where we began costs reward, and a token pays for the drift
-        # that it leads to, as for any other cost. (As a term of the loss k1 would do nothing on average: ref has no
+        # that it leads to, as for any other cost. (As a term of the loss it would do nothing on average: ref has no
         # gradient, and what remains, grad log pi, has mean 0 by step 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
@@ -413,7 +422,10 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 # which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 #
-# log pi of the tokens, with its gradient, comes from `token_logps` in part 2: one forward pass and a log-softmax.
+# log pi of the tokens, with its gradient, comes from `token_logps` in part 2. It amounts to
+#     logits = policy(inputs).logits / temperature
+#     logp = logits.log_softmax(-1).gather(2, targets[:, :, None])[:, :, 0][mask]
+# but makes the logits only where the mask is True, in chunks.
 # The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4, 6, with the sign of a loss, minus the entropy bonus."""
@@ -521,7 +533,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """All episodes of a group ended alike. (PPO compares with a forecast, and learns from other prompts, too.)"""
+    """GRPO: in each kept group all episodes ended alike. PPO: all kept episodes did, else its critic compares prompts."""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -531,33 +543,21 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
     """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
     `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
     models = load_models(cfg)
-    if cfg.play is not None:
-        return show_episode(models, cfg)
-    if cfg.eval_only:
-        return [{"iteration": 0, "eval": evaluate("eval", models, replace(cfg, out=""))}]
-    cfg, rows = open_run(models, cfg)
-    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
-    title = "StarPO-S" if cfg.starpo_s else "StarPO"
-    done = max(0, len(rows) - 1)
-    last = stop = len(rows) > cfg.iterations or is_dead(rows)
-    with finishing_first(), tqdm(total=cfg.iterations, initial=done, desc=title) as bar:
-        while not stop:
+    cfg, rows = open_run(models, cfg)  # no rows yet; with --resume those so far
+    end = is_over(rows, cfg)
+    with finishing_first(), progress_bar(rows, cfg) as bar:
+        while not end:
             i = len(rows)
-            row, trajs, trained = {"iteration": 0}, [], []
-            if i > 0:
+            if i == 0:
+                row, trajs, trained = {"iteration": 0}, [], []  # look only
+            else:
                 row, trajs, trained = iterate(i, models, cfg)
             rows.append(row)
-            last = i == cfg.iterations or is_dead(rows)
-            stop = last or len(STOP) > 0  # asked once: a signal may come at any time
-            look_and_save(rows, trajs, trained, models, cfg, last, stop)  # part 2
+            end = look_and_save(rows, trajs, trained, models, cfg)  # part 2: an evaluation now and then, log, checkpoint
+            bar.update(i > 0)
             if watch:
                 watch(cfg, rows)
-            bar.update(i > 0)
-            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
-    skipped = sum(row.get("updates") == 0 for row in rows)
-    say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
-    if not last:
-        say(f"Go on: python ragen_mini.py --resume {cfg.out}")
+    sum_up(rows, cfg)
     return rows
 
 
@@ -745,7 +745,7 @@ def load_models(cfg):
     source = TINY if cfg.model == "tiny" else cfg.model
     torch.manual_seed(cfg.seed)  # for the critic's head
 
-    def load(kind, **options):  # eval: no dropout
+    def load(kind, **options):  # eval: with dropout the ratio would not be 1
         return kind.from_pretrained(source, dtype=torch.float32, **options).to(cfg.device).eval()
     critic = ref = None
     with otherwise(f"--model {source} cannot be loaded: give a folder (such as RUN/checkpoint), tiny, or with network "
@@ -797,18 +797,41 @@ def explain(cfg):  # -> what the settings mean for the objective, in words
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 
-def look_and_save(rows, trajs, trained, models, cfg, last, stop):
-    """What is done with an iteration besides learning: an evaluation now and then, the log, a checkpoint."""
+def is_over(rows, cfg):  # "dead": ten iterations in a row had nothing to compare, and so it will stay
+    dead = len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
+    return dead or len(rows) > cfg.iterations
+
+
+def progress_bar(rows, cfg):
+    title = "StarPO-S" if cfg.starpo_s else "StarPO"
+    return tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc=title)
+
+
+def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last iteration?
     row = rows[-1]
     i = row["iteration"]
-    if cfg.eval_every and (i % cfg.eval_every == 0 or last):
-        when = "before" if i == 0 else "after" if last else f"iter {i}"
+    over = is_over(rows, cfg)
+    asked_to_stop = len(STOP) > 0  # asked once: a signal may come at any time
+    if cfg.eval_every and (i % cfg.eval_every == 0 or over):
+        when = f"iter {i}"
+        if over:
+            when = "after"
+        if i == 0:
+            when = "before"
         row["eval"] = evaluate(when, models, cfg)
-    warn_of_trouble(rows, trajs)
+    warn_of_trouble(rows, trajs, over and i < cfg.iterations)
     append(cfg, "log.jsonl", row)
-    if i % cfg.save_every == 0 or stop:  # at 0, too: is the disk writable?
+    if i % cfg.save_every == 0 or over or asked_to_stop:  # at 0, too: is the disk writable?
         write_xray(trajs, trained, models, cfg)
         save(models, cfg)
+    return over or asked_to_stop
+
+
+def sum_up(rows, cfg):
+    skipped = sum(row.get("updates") == 0 for row in rows)
+    say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    if not is_over(rows, cfg):
+        say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
 
 def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
@@ -846,19 +869,14 @@ def fits(turn):
     return first != "" and any(first in said for said, _ in turn["claims"])
 
 
-def is_dead(rows):
-    """Ten iterations in a row without an update: all episodes end alike, and so they always will."""
-    return len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
-
-
-def warn_of_trouble(rows, trajs):
-    """It never stops a run. Valid turns are the sign of a collapse: in-group std and entropy also fall in healthy runs,
-    when a task is solved. Once a run."""
+def warn_of_trouble(rows, trajs, dead):
+    """Valid turns are the sign of a collapse, told once a run: in-group std and entropy also fall in healthy runs, when a
+    task is solved."""
     valid = [row["valid"] for row in rows if "valid" in row]
     if valid == [0]:
         answer = trajs[0].turns[0]["answer"]
         say(f"no turn of the first rollout was valid. An answer: {answer[:200]!r}")
-    if is_dead(rows):
+    if dead:
         rows[-1]["dead"] = True
         say("ten iterations in a row had nothing to compare: this run is dead, it ends here")
     told = any("collapse" in row for row in rows)
@@ -980,6 +998,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     if cfg.eval_every:
         about["yardsticks"] = {name: list(envs.yardsticks_of_run(name, about)) for name in cfg.eval_names}
     Path(cfg.out, "config.json").write_text(json.dumps(about, indent=1))
+    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
     return cfg, rows
 
 
@@ -1211,9 +1230,18 @@ def parse_config(argv=None):  # -> Config
     return Config(**settings | given)
 
 
+def run(cfg):
+    """What the command line asks for: --play, --eval-only or training."""
+    if cfg.play is not None:
+        return show_episode(load_models(cfg), cfg)
+    if cfg.eval_only:
+        return evaluate("eval", load_models(cfg), replace(cfg, out=""))
+    return train(cfg)
+
+
 def main():
     try:
-        train(parse_config())
+        run(parse_config())
         if STOP:
             sys.exit(128 + STOP[0])  # the exit code that shells expect after a signal
     except KeyboardInterrupt:

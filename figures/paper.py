@@ -141,7 +141,7 @@ def is_finished(folder):
         config, rows = plots.load(folder)
     except UserError:  # not begun, or stopped before its first save
         return False
-    return len(rows) > config["iterations"]
+    return len(rows) > config["iterations"] or "dead" in rows[-1]
 
 
 def train(todo, name, args):

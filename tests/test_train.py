@@ -22,7 +22,7 @@ SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 2 -
 
 
 def run(out, *flags, model="tiny"):  # one run of the real command line, in this process -> rows of its log
-    return rm.train(rm.parse_config(["--model", str(model), *SMALL, "--out", str(out), *map(str, flags)]))
+    return rm.run(rm.parse_config(["--model", str(model), *SMALL, "--out", str(out), *map(str, flags)]))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
 def test_evaluation_on_other_worlds(tmp_path):
     others = "sokoban_newvocab,frozenlake,sokoban"
     rows = run(tmp_path / "run", "--env", "sokoban", "--eval-envs", others, "--eval-only")
-    assert list(rows[0]["eval"]) == ["sokoban", "sokoban_newvocab", "frozenlake"]
+    assert list(rows) == ["sokoban", "sokoban_newvocab", "frozenlake"]
     assert not (tmp_path / "run").exists(), "an evaluation makes no folder"
 
 
@@ -138,7 +138,7 @@ def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
         answer = traj.ids[traj.answer_start:]
         reward = answer.count(tok.convert_tokens_to_ids("Up")) / cfg.max_new_tokens
         traj.reward[-1], traj.done = reward, True
-        traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer)))
+        traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer), claims=[]))
     monkeypatch.setattr(rm, "take_turn", toy)
     sizes = ("--env bandit --prompts 2 --rollouts 32 --update-size 32 --iterations 12 --max-new-tokens 6 --lr 1e-2 "
              "--critic-lr 5e-3 --eval-every 0")
@@ -164,8 +164,8 @@ def test_a_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(b
     tok = transformers.AutoTokenizer.from_pretrained(out / "checkpoint")
     start = transformers.AutoModelForCausalLM.from_pretrained(rm.TINY)
     assert tok.chat_template and not survive.equal(dict(model.state_dict()), dict(start.state_dict()))
-    again = rm.train(rm.parse_config(["--eval-only", "--model", str(out / "checkpoint")]))
-    assert again == [{"iteration": 0, "eval": rows[-1]["eval"]}] and rows[-1]["eval"] != rows[0]["eval"]
+    again = rm.run(rm.parse_config(["--eval-only", "--model", str(out / "checkpoint")]))
+    assert again == rows[-1]["eval"] and rows[-1]["eval"] != rows[0]["eval"]
     assert re.search(r"bandit \d\.\d\d \[\d\.\d\d, \d\.\d\d\]  random 0.50  optimal 1.00", capsys.readouterr().out)
 
 
