@@ -79,7 +79,8 @@ def test_run_all_with_the_shipped_functions():
     assert "shipped" not in outputs["plug-in"][0]["text"], "his own functions train"
     for picture in ("show-board", "show-mask", "show-advantages", "show-xray"):
         assert "text/html" in outputs[picture][-1]["data"]
-    for picture in ("show-spread", "show-clip", "show-returns", "show-paradox", "train-paradox", "show-collapse"):
+    for picture in ("show-spread", "show-clip", "show-returns", "show-paradox", "train-paradox", "show-collapse",
+                    "show-run"):
         assert "image/png" in outputs[picture][-1]["data"]
 
 

@@ -105,7 +105,7 @@ def test_a_function_with_a_bug_is_the_shipped_one_with_this_bug(name):
     assert tree(source(cell_of(f"{name}-answer"))) == tree(wrong)
 
 
-TRAINED = ("train", "settings", "show-before-after", "show-xray", "train-paradox")  # slow_course.py runs these, too
+TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray", "train-paradox")  # slow_course.py runs these, too
 
 
 def test_all_cells_but_training_run(monkeypatch, capsys):
