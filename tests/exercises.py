@@ -1,0 +1,533 @@
+"""The exercises of tutorial.ipynb: for each the shipped function that solves it, small inputs that the notebook's check
+shows, and usual mistakes, each as words and as pieces of the shipped function's text with what stands there instead.
+
+hidden_checks.py has more inputs for the same exercises.
+"""
+import copy
+import inspect
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import transformers
+
+import ragen_mini
+from checks import ROOT, Exercise, envs, results, rm
+
+SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, for those who gave none
+MOST_ITERATIONS = 30
+COLLAPSE = ROOT / "figures" / "tiny-1" / "bandit.jsonl", "bandit-StarPO-S-12551329-seed0"  # the run that is read
+
+
+# ---------------------------------------------------------------------------------------- the inputs of checks
+def numbers(*rows):
+    return torch.tensor(rows)
+
+
+def settings_of(**changes):
+    """A Config with what the small functions ask for."""
+    values = dict(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, temperature=1.0, rollouts=2, gamma=1.0, lam=1.0, out="")
+    return SimpleNamespace(**values | changes)
+
+
+def random_steps(seed, B=2, T=8):  # -> reward, value, mask: (B,T) each; the world's tokens have values that must not matter
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(B, T, generator=g) < 0.6
+    mask[:, 2], mask[:, T // 2] = True, False
+    value = torch.randn(B, T, generator=g)
+    return dict(reward=torch.randn(B, T, generator=g) * mask, value=torch.where(mask, value, 50.0), mask=mask)
+
+
+def play_moves(answer, world, seed):
+    env = envs.make(world)
+    env.reset(seed)
+    moves = answer(copy.deepcopy(env)) if "env" in inspect.signature(answer).parameters else answer()
+    info = {"success": False}
+    for move in list(moves)[:10]:
+        if not env.over:
+            _, _, _, _, info = env.step(move)
+    return {"solved within 10 actions": info["success"]}
+
+
+def one_step(answer, seed, rate, state, action):  # in FrozenLake
+    env = envs.FrozenLake(success_rate=rate)
+    env.reset(seed)
+    state = env.state if state is None else tuple(state)
+    total = {}
+    listed = answer(env, state, action)
+    for chance, cell, reward, over in listed:
+        before = total.get(str(tuple(cell)), [0.0])[0]
+        total[str(tuple(cell))] = [before + float(chance), float(reward), bool(over)]
+    return {"intended": list(listed[0][1]), "cell: chance, reward, over?": total}
+
+
+def both_players(answer, world, seed, horizon, rate=0.8):
+    env = envs.make(world, rate)
+    env.reset(seed)
+    curves = answer(env, horizon)
+    return {"random": [float(x) for x in curves[0]], "optimal": [float(x) for x in curves[1]]}
+
+
+def written(trajectory, pieces):
+    """pieces: ("world", ids) or ("model", [(id, log-prob), ...]), in order -> the four lists."""
+    for who, tokens in pieces:
+        if who == "world":
+            trajectory.add_message(tokens)
+        else:
+            for token, logp in tokens:
+                trajectory.add_sampled(token, logp)
+    return trajectory
+
+
+def record(answer, pieces):
+    traj = written(answer(None, 0, 10), pieces)
+    return {"ids": traj.ids, "mask": [bool(x) for x in traj.mask], "old_logp": traj.old_logp, "reward": traj.reward,
+            "answer_start": traj.answer_start, "first message": pieces[0][1]}
+
+
+def make_batch(answer, episodes):  # each: its pieces, the reward of its last token
+    trajs = []
+    for pieces, reward in episodes:
+        traj = written(rm.Trajectory(None, 0, 10), pieces)
+        traj.reward[-1] = reward
+        trajs.append(traj)
+    batch = answer(trajs, "cpu")
+    return {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
+
+
+def logps_and_gradient(answer, seed, temperature, c=3, V=5):
+    g = torch.Generator().manual_seed(seed)
+    head = torch.nn.Linear(4, V, bias=False)
+    head.weight.data = torch.randn(V, 4, generator=g)
+    hidden = torch.randn(c, 4, generator=g, requires_grad=True)
+    logp, entropy = answer(head, hidden, torch.randint(V, (c,), generator=g), temperature)
+    gradient, = torch.autograd.grad(logp.sum() + 2 * entropy.sum(), hidden)
+    return {"logp": logp, "entropy": entropy, "gradient": gradient}
+
+
+def kept_prompts(answer, R, keep):
+    kept = answer(R, keep)
+    if not isinstance(kept, torch.Tensor) or kept.is_floating_point():
+        raise TypeError("should return a tensor with the numbers of the kept prompts")
+    return {"kept": sorted(kept.tolist())}
+
+
+def loss_and_gradient(answer, ratio, adv, entropy, cfg):
+    logp = ratio.log().requires_grad_()
+    loss, clipped = answer(logp, entropy, torch.zeros_like(logp), adv, cfg)
+    gradient, = torch.autograd.grad(loss.sum(), logp)
+    return {"loss": loss, "clipped": clipped, "gradient": gradient}
+
+
+class Spy(torch.optim.SGD):
+    """An optimizer that notes every gradient and moves nothing."""
+
+    def step(self):
+        self.seen = getattr(self, "seen", [])
+        gradients = []
+        for group in self.param_groups:
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+        self.seen.append(gradients)
+
+
+def two_steps(answer, seed, lengths, scale, critic):
+    """Two gradient steps by micro-batches: what reached the optimizer?"""
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                 max_position_embeddings=64, bos_token_id=None, eos_token_id=2, pad_token_id=None)
+    config = transformers.LlamaConfig(**sizes, num_labels=1)
+    policy = transformers.LlamaForCausalLM(config).eval()
+    critic = transformers.LlamaForTokenClassification(config).eval() if critic else None
+    networks = [network for network in (policy, critic) if network is not None]
+    optimizer = Spy([{"params": network.parameters()} for network in networks], lr=0.0)
+    models = rm.Models(policy, critic, None, optimizer, None)
+    B, T = len(lengths), max(lengths)
+    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    mask[:, 0] = False
+    batch = {"inputs": torch.randint(9, (B, T)), "targets": torch.randint(9, (B, T)), "mask": mask,
+             "old_logp": torch.full((B, T), -2.2), "adv": scale * torch.randn(B, T), "value": torch.zeros(B, T),
+             "ret": scale * torch.randn(B, T)}
+    rows = list(range(B - 1))  # the last one is not in this step
+    before = ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS
+    ragen_mini.MICRO_TOKENS = rm.MICRO_TOKENS = 2 * T
+    try:
+        stats = [answer(batch, rows, models, settings_of()) for _ in range(2)]
+    finally:
+        ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS = before
+    steps = getattr(optimizer, "seen", [])
+    found = {"steps of the optimizer": len(steps), "returns a dict": isinstance(stats[0], dict)}
+    for number, step in enumerate(steps[:2], 1):
+        for who, gradient in zip(("policy", "critic"), step):
+            found[f"{who}'s gradient, step {number}: length"] = gradient.norm().item()
+            found[f"{who}'s gradient, step {number}"] = gradient[-60:] * 10
+    return found
+
+
+def accepted(answer):
+    settings = answer()
+    cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
+    return {f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
+            "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,
+            "a world of the project": cfg.env in envs.ENVS}
+
+
+# ---------------------------------------------------------------------- on paper, and read from a shipped log
+def expected_advantages(N=4):
+    """Of the only risky pull in a group of N (it pays 1 in a quarter of the cases, the sure arm 0.15)."""
+    means = []
+    for norm in ("mean", "std"):
+        paid, unpaid = (rm.grpo_advantages(numbers([x] + [0.15] * (N - 1)), norm)[0, 0].item() for x in (1.0, 0.0))
+        means.append(0.25 * paid + 0.75 * unpaid)
+    return tuple(means)
+
+
+def collapse_rows():  # -> config, rows of the run that is read
+    file, run = COLLAPSE
+    for line in file.read_text().splitlines():
+        packed = json.loads(line)
+        if packed["run"] == run:
+            return packed["config"], packed["rows"]
+
+
+def order_of_alarm(columns=("entropy", "grad_norm", "reward_std", "valid")):
+    """The first iteration after 25 at which a column is beyond twice, or below half, its mean over 15 to 25."""
+    _, rows = collapse_rows()
+    first = {}
+    for column in columns:
+        usual = np.mean([row[column] for row in rows if 15 <= row["iteration"] <= 25])
+        first[column] = min(row["iteration"] for row in rows if row["iteration"] > 25
+                            and not usual / 2 <= row.get(column, usual) <= 2 * usual)
+    return sorted(columns, key=first.get)
+
+
+# ---------------------------------------------------------------------------------------------- bugs to hunt
+BUGS = {  # function: the piece of the shipped text, what stands there instead
+    "returns": ("R.view(-1, cfg.rollouts)", "R.view(cfg.rollouts, -1).T.contiguous()"),
+    "add_ppo_advantages": ("(adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)",
+                           "(adv - adv.mean()) / (adv.std(correction=0) + 1e-8)"),
+    "sample": ("if greedy else", "if not greedy else"),
+    "take_turn": ('traj.reward[-1] = turn["reward"]', 'traj.reward[traj.answer_start] = turn["reward"]'),
+}
+STILL = "this is still the buggy one"
+
+
+class Table(torch.nn.Module):
+    """A critic that forecasts a number for every token, whatever stood before it."""
+
+    def forward(self, input_ids, use_cache=False):
+        return SimpleNamespace(logits=torch.sin(input_ids.float())[:, :, None])
+
+
+def a_batch(seed):
+    steps = random_steps(seed)
+    g = torch.Generator().manual_seed(seed)
+    return {"inputs": torch.randint(9, steps["mask"].shape, generator=g), "mask": steps["mask"], "reward": steps["reward"]}
+
+
+def advantages_of(answer, seed):
+    batch = a_batch(seed)
+    answer(batch, torch.zeros_like(batch["reward"]), Table(), settings_of())
+    return {key: batch[key] for key in ("adv", "value", "ret")}
+
+
+def drawn(answer, seed, greedy, b=60, V=4):
+    """Many draws: are they the likeliest token, or different ones, and is what was drawn written down?"""
+    g = torch.Generator().manual_seed(seed)
+    logp = torch.randn(1, V, generator=g).log_softmax(-1).repeat(b, 1)
+    trajs = [rm.Trajectory(None, 0, 10) for _ in range(b)]
+    answer(trajs, logp, torch.Generator().manual_seed(seed), greedy)
+    tokens = [traj.ids[0] for traj in trajs]
+    return {"always the likeliest token": set(tokens) == {int(logp[0].argmax())}, "each one its own log-probability":
+            all(abs(traj.old_logp[0] - logp[0, token].item()) < 1e-4 for traj, token in zip(trajs, tokens)),
+            "entropy": trajs[0].entropy}
+
+
+def play_turn(answer, text, tokens=40):
+    tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
+    cfg = rm.Config(model="none", device="cpu", max_new_tokens=tokens, iterations=1, lr=1e-3, critic_lr=1e-3,
+                    success_rate=1.0)
+    traj = rm.begin("frozenlake", 0, 0, 0, tok, cfg)
+    first = traj.answer_start
+    for token in tok(text).input_ids[:tokens]:
+        traj.add_sampled(token, -1.0)
+    answer(traj, tok, cfg, tok.convert_tokens_to_ids("<|im_end|>"))
+    turn = traj.turns[0]
+    return {"reward on the answer's tokens": traj.reward[first:first + turn["tokens"]], "valid": turn["valid"],
+            "reward of the turn": turn["reward"], "actions left": traj.actions_left, "over": traj.done, "ids": len(traj.ids)}
+
+
+# ------------------------------------------------------------------------------------------- all exercises
+EPISODE = [("world", [5, 6]), ("model", [(7, -0.5), (8, -0.1), (0, -0.2)]), ("world", [6]), ("model", [(7, -0.3), (0, -0.1)])]
+SHORT = [("world", [5]), ("model", [(9, -0.7), (0, -0.4)])]
+WORKED = dict(reward=numbers([0.0, 0, 1]), value=numbers([0.3, 9, 0.6]), mask=numbers([True, False, True]), gamma=1.0,
+              lam=1.0)
+MOVES = ("Up", "Down", "Left", "Right")
+EDGES = numbers(0.7, 0.75, 1.1, 1.25, 1.3, 0.7, 0.75, 1.1, 1.25, 1.3)
+SIGNS = numbers(1.0, 1, 1, 1, 1, -1, -1, -1, -1, -1)
+SOLVABLE = dict(world="sokoban", seed=7)
+
+EXERCISES = {
+    "moves": Exercise("0 play", 0.5, envs.solve, play_moves, [SOLVABLE], show_spec=False),
+    "outcomes": Exercise("1 the rules of the ice", 0.5, envs.FrozenLake.outcomes, one_step, [
+        dict(seed=0, rate=0.8, state=(1, 1), action="Left"),
+        dict(seed=3, rate=0.5, state=(0, 0), action="Up"),
+        dict(seed=1, rate=1 / 3, state=None, action="Down")], [
+        ("you let nothing slip: with the rest of the probability one moves sideways",
+         "((self.success_rate, 0), (slip, -1), (slip, 1))", "((1.0, 0),)"),
+        ("each side gets the whole rest, so that the chances sum to more than 1: the two sides share it",
+         "(1 - self.success_rate) / 2", "1 - self.success_rate"),
+        ("one can slip backwards: only the two perpendicular moves are possible", "(slip, -1), (slip, 1)",
+         "(slip, 2), (slip, 2)"),
+        ("only one of the two sides occurs", "(slip, -1), (slip, 1)", "(slip, 1), (slip, 1)"),
+        ("one falls off the edge: there one stays where one is", "min(max(row, 0), last), min(max(col, 0), last)",
+         "row, col"),
+        ("holes do not end the episode", "won or cell in self.level[\"holes\"]", "won"),
+        ("a hole is over, but earns nothing: only the goal pays 1", "float(won), won or",
+         "float(won or cell in self.level[\"holes\"]), won or"),
+        ("the goal ends the episode, too", "won or cell in self.level[\"holes\"]", "cell in self.level[\"holes\"]"),
+    ]),
+    "yardsticks": Exercise("2 random and optimal play", 1, envs.yardsticks, both_players, [
+        dict(world="frozenlake", seed=3, horizon=4), dict(world="sokoban", seed=2, horizon=3),
+        dict(world="bandit", seed=0, horizon=2)], [
+        ("the first number is that of 0 actions left", "curve = [V[0]]", "curve = []"),
+        ("the random player is the mean over his actions, not the best one", "(np.mean, np.max)", "(np.max, np.max)"),
+        ("the best player takes the maximum over his actions", "(np.mean, np.max)", "(np.mean, np.mean)"),
+        ("the probabilities of the outcomes are missing", "chance * V[new]", "V[new]"),
+        ("random comes first, then optimal", "(np.mean, np.max)", "(np.max, np.mean)"),
+        ("V is the chance to have won, not a sum of it over the steps", "V[not_over] = pick", "V[not_over] += pick"),
+        ("where the episode is over nothing changes any more: a win stays a win", "V[not_over] = pick(Q[not_over], axis=1)",
+         "V = pick(Q, axis=1)"),
+        ("the worst action is not the best player's", "np.max", "np.min"),
+    ]),
+    "parse_answer": Exercise("3 words become actions", 1, rm.parse_answer, results("actions"), [
+        dict(text=text, actions=MOVES, limit=3) for text in (
+            "<think>Hm.</think><answer>down || Left</answer>",
+            "<think>Hm.</think><answer> Up ||Left</answer>",
+            "<think>a < b</think>\n<answer> UP </answer>\n",
+            "<think>x</think><answer>Up||Up||Up||Up||Up</answer>",
+            "<answer>Down</answer>",
+            "<think>x</think><answer>Down || jump</answer>",
+            "<think>x</think><answer></answer>",
+            "<think>x</think><answer>Down</answer> and more",
+            "So: <think>x</think><answer>Down</answer>",
+            "<think>x</think>so<answer>Down</answer>",
+            "<think>x</think><answer>Down</answer><answer>Up</answer>")], [
+        ("you accept text behind the answer", "SHAPE.fullmatch", "SHAPE.match"),
+        ("you accept text behind and before the answer", "SHAPE.fullmatch", "SHAPE.search"),
+        ("at most `limit` actions are used", "chosen[:limit]", "chosen"),
+        ("upper and lower case are the same word", "word.strip().lower()", "word.strip()",
+         "action.lower(): action", "action: action"),
+        ("an answer with an unknown action is invalid as a whole: None, not the rest of it", "return None\n        chosen",
+         "continue\n        chosen"),
+        ("return the action as the world writes it, not as the model wrote it", "known[word]", "word"),
+        ("blanks around an action do not matter", "word.strip().lower()", "word.lower()"),
+        ("too many actions are no mistake: the first `limit` are used", "return chosen[:limit]",
+         "return chosen if len(chosen) <= limit else None"),
+        ("invalid is None, not an empty list", "if not found:\n        return None", "if not found:\n        return []"),
+        ("only the thought's and the answer's tags count: the text in between may hold <", "SHAPE.fullmatch(text)",
+         r're.fullmatch(r"<think>([^<]*)</think>\s*<answer>([^<]*)</answer>\s*", text)'),
+        ("the thought is missing: then the answer is invalid", "SHAPE.fullmatch(text)",
+         r're.fullmatch(r"(<think>(?:(?!</?think>|</?answer>).)*</think>)?\s*<answer>((?:(?!</?think>|</?answer>).)*)</answer>\s*", text, re.S)'),
+    ]),
+    "Trajectory": Exercise("4 who wrote which token", 1, rm.Trajectory, record, [dict(pieces=SHORT), dict(pieces=EPISODE)], [
+        ("you train the world's tokens: their mask is False", "[False] * len(ids)", "[True] * len(ids)"),
+        ("the model's tokens are what is trained: their mask is True", "self.mask.append(True)", "self.mask.append(False)"),
+        ("the end of turn is not trained. The model wrote it, too, or else it never learns to stop",
+         "self.mask.append(True)", "self.mask.append(token != 0)"),
+        ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = ids"),
+        ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = list(ids)"),
+        ("the lists must stay equally long: the world's tokens need an old_logp, 0", "self.old_logp += [0.0] * len(ids)\n",
+         "\n"),
+        ("the lists must stay equally long: the world's tokens need a reward, 0", "self.reward += [0.0] * len(ids)\n", "\n"),
+        ("the lists must stay equally long: the model's tokens need a reward, 0 until the turn is over",
+         "self.reward.append(0.0)", "pass"),
+        ("answer_start is where the *next* answer begins, behind the message", "self.answer_start = len(self.ids)",
+         "self.answer_start = len(self.ids) - len(ids)"),
+        ("answer_start is not set", "self.answer_start = len(self.ids)", "pass"),
+        ("the log-probability belongs into old_logp", "self.old_logp.append(logp)", "self.old_logp.append(0.0)"),
+    ]),
+    "collate": Exercise("5 the shift", 1.5, rm.collate, make_batch, [
+        dict(episodes=[(SHORT, 1.0)]), dict(episodes=[(EPISODE, 1.0), (SHORT, -0.1)])], [
+        ("the mask is one column off: it belongs to the *targets*, so it is shifted as they are", "traj.mask[1:]",
+         "traj.mask[:-1]"),
+        ("the targets are the inputs' *next* tokens: shifted by one", "traj.ids[1:]", "traj.ids[:-1]"),
+        ("the rewards are one column off: they belong to the targets", "traj.reward[1:]", "traj.reward[:-1]"),
+        ("the old log-probabilities are one column off: they belong to the targets", "traj.old_logp[1:]",
+         "traj.old_logp[:-1]"),
+        ("nothing is shifted: all columns but the inputs belong to the next token", "traj.ids[1:]", "traj.ids[:-1]",
+         "traj.mask[1:]", "traj.mask[:-1]", "traj.old_logp[1:]", "traj.old_logp[:-1]", "traj.reward[1:]", "traj.reward[:-1]"),
+        ("mask, log-probabilities and rewards are one column off: they belong to the targets",
+         "traj.mask[1:]", "traj.mask[:-1]", "traj.old_logp[1:]", "traj.old_logp[:-1]", "traj.reward[1:]", "traj.reward[:-1]"),
+        ("the mask was made from the tokens. Here 0 is the end of a turn *and* the padding: ask the trajectory who wrote what",
+         "traj.mask[1:]", "[m and i != 0 for m, i in zip(traj.mask[1:], traj.ids[1:])]"),
+        ("the world's tokens are trained: the mask is the trajectory's, not `is there a token?`", "traj.mask[1:]",
+         "[i > -1 for i in traj.ids[1:]]"),
+        ("the inputs are one token too long: nothing follows the last one", "traj.ids[:-1]", "traj.ids"),
+    ]),
+    "logps_from_hidden": Exercise("6 log-probabilities and entropy", 1.5, rm.logps_from_hidden, logps_and_gradient, [
+        dict(seed=0, temperature=1.0), dict(seed=1, temperature=0.5)], [
+        ("the temperature is missing: the tokens were sampled from softmax(logits / temperature)", " / temperature", ""),
+        ("logits are *divided* by the temperature", " / temperature", " * temperature"),
+        ("the entropy has the wrong sign: it is -sum p log p, at least 0", "-(logp.exp() * logp)", "(logp.exp() * logp)"),
+        ("the softmax runs over the vocabulary, the last dimension", "log_softmax(-1)", "log_softmax(0)"),
+        ("logp is of the token that was written, not of the likeliest one", "targets[:, None]", "logp.argmax(1)[:, None]"),
+        ("that is -log pi of the written token. The entropy is a mean over the whole vocabulary",
+         "-(logp.exp() * logp).sum(1)", "-logp.gather(1, targets[:, None])[:, 0]"),
+        ("the entropy is a sum over the vocabulary, not a mean", ".sum(1)", ".mean(1)"),
+        ("a probability, not its logarithm", "logp.gather", "logp.exp().gather"),
+        ("logits are no log-probabilities: log_softmax is missing", "logp.gather", "head(hidden).gather"),
+        ("one dimension too many: (c,1) instead of (c,)", "[:, 0], entropy", ", entropy"),
+        ("no gradient reaches the model: was something detached?", "logp.gather(1, targets[:, None])[:, 0]",
+         "logp.detach().gather(1, targets[:, None])[:, 0] + 0 * logp[:, 0]"),
+    ]),
+    "grpo_advantages": Exercise("7 advantages from the group", 1.5, rm.grpo_advantages, results("advantages"), [
+        dict(R=numbers([0.0, 0, 0, 1], [10.0, 10, 10, 12])),
+        dict(R=numbers([0.0, 0, 0, 1])),
+        dict(R=numbers([0.0, 0, 0, 1], [10.0, 10, 10, 12]), norm="mean"),
+        dict(R=numbers([10.9] * 6, [0.0, 1, 0, 1, 0, 1]))], [
+        ("you normalised over the batch, not over the group", "R.mean(dim=1, keepdim=True)", "R.mean()",
+         "R.std(dim=1, keepdim=True)", "R.std() + 0 * R"),
+        ("the mean is that of the batch, not of the group", "R.mean(dim=1, keepdim=True)", "R.mean()"),
+        ("the std is that of the batch, not of the group", "R.std(dim=1, keepdim=True)", "R.std() + 0 * R"),
+        ("you compared over dimension 0, between groups. A group is a row: dim=1", "R.mean(dim=1, keepdim=True)",
+         "R.mean(dim=0, keepdim=True)",
+         "R.std(dim=1, keepdim=True)", "R.std(dim=0, keepdim=True)"),
+        ("that is the population's std (divided by N), we take the sample's (N - 1), torch's default",
+         "R.std(dim=1, keepdim=True)", "R.std(dim=1, keepdim=True, correction=0)"),
+        ("equal returns tell nothing: 0, not rounding noise divided by almost 0",
+         "torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)", "centered / (std + 1e-6)"),
+        ("equal returns tell nothing: 0, not nan", "torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)",
+         "centered / torch.where(std > 1e-4, std, 0.0) + 0"),
+        ("norm=\"mean\" only subtracts the mean", "if norm == \"mean\":", "if False:"),
+        ("you divide where norm=\"std\" is not asked for, or do not where it is", "if norm == \"mean\":",
+         "if norm == \"std\":"),
+        ("the mean of the group is not subtracted", "R - R.mean(dim=1, keepdim=True)", "R"),
+        ("you divide by the variance, not by its root", "R.std(dim=1, keepdim=True)", "R.var(dim=1, keepdim=True)"),
+        ("you never divide by the std of the group", "torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)", "centered"),
+    ]),
+    "uncertainty_filter": Exercise("8 the filter of StarPO-S", 1, rm.uncertainty_filter, kept_prompts, [
+        dict(R=numbers([0.0, 0, 0, 0], [0.0, 1, 0, 1], [5.0, 5, 5, 5.2], [0.0, 9, 0, 9]), keep=0.5),
+        dict(R=numbers([0.0, 0, 0, 0], [0.0, 8, 0, 8], [5.0, 5, 5, 5.2], [0.0, 6, 0, 6]), keep=0.25),
+        dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2]), keep=0.25),
+        dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2], [3.0, 9], [0.0, 3]), keep=0.5),
+        dict(R=100 * numbers([0.0, 3], [0.0, 1], [0.0, 8], [0.0, 5], [0.0, 2], [0.0, 7], [0.0, 4], [0.0, 6]), keep=0.25)], [
+        ("you kept the *least* uncertain prompts", "descending=True", "descending=False"),
+        ("you kept the prompts with the best returns: uncertain is where they *differ*", "R.std(dim=1, correction=0)",
+         "R.mean(dim=1)"),
+        ("you kept the prompts with the largest return: uncertain is where they *differ*", "R.std(dim=1, correction=0)",
+         "R.amax(dim=1)"),
+        ("the filter sees raw returns: after the normalisation all groups have the same std",
+         "R.std(dim=1, correction=0)", "grpo_advantages(R).std(dim=1, correction=0)"),
+        ("at least one prompt is kept", "max(1, int(keep * len(R) + 1e-9))", "int(keep * len(R) + 1e-9)"),
+        ("the number of kept prompts is rounded down", "int(keep * len(R) + 1e-9)", "-int(-keep * len(R) // 1)"),
+        ("the std is over the episodes of a prompt (dim=1), not over the prompts", "R.std(dim=1, correction=0)",
+         "R.std(dim=0, correction=0)"),
+        ("that is the std relative to the mean", "R.std(dim=1, correction=0)",
+         "R.std(dim=1, correction=0) / (R.mean(dim=1).abs() + 1e-6)"),
+        ("`keep` is a share of the prompts, not of the order of their numbers", "U.argsort(descending=True, stable=True)",
+         "torch.arange(len(R))"),
+    ]),
+    "gae": Exercise("9 advantages from a critic", 2.5, rm.gae, results("advantage", "ret"), [
+        WORKED, random_steps(3) | dict(gamma=0.9, lam=0.95), random_steps(5) | dict(gamma=0.9, lam=0.0)], [
+        ("you walk over the environment's tokens as if they were steps", "torch.where(ours, value[:, t], next_value)",
+         "value[:, t]",
+         "torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage"),
+        ("you walk over the environment's tokens as if they were steps", "torch.where(ours, value[:, t], next_value)",
+         "value[:, t]",
+         "torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage",
+         "next_advantage * ours", "next_advantage", "(advantage + value) * mask", "advantage + value"),
+        ("you bootstrap through the environment's tokens: the next value is that of the model's *next own* token",
+         "torch.where(ours, value[:, t], next_value)", "value[:, t]"),
+        ("the environment's tokens must not discount anything",
+         "delta + gamma * lam * next_advantage, next_advantage)",
+             "delta + gamma * lam * next_advantage, gamma * lam * next_advantage)"),
+        ("the advantage starts anew after every message: what happens in later turns is lost",
+         "delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage, 0.0)"),
+        ("the environment's tokens have advantage 0", "next_advantage * ours", "next_advantage"),
+        ("lambda is missing", "gamma * lam *", "gamma *"),
+        ("gamma is missing before A_t'", "gamma * lam *", "lam *"),
+        ("gamma is missing before v_t'", "gamma * next_value", "next_value"),
+        ("that is the sum of rewards: the forecast v_t is not subtracted", "+ gamma * next_value - value[:, t]", ""),
+        ("the next value is missing in delta", "+ gamma * next_value - value[:, t]", "- value[:, t]"),
+        ("ret is advantage *plus* value: forecast + how much better it went", "(advantage + value) * mask",
+         "(advantage - value) * mask"),
+        ("ret should be 0 at the environment's tokens", "(advantage + value) * mask", "(advantage + value)"),
+        ("ret is not the advantage: the forecast has to be added", "(advantage + value) * mask", "advantage * mask"),
+        ("you walk forwards: A_t needs the next one, so begin at the end", "reversed(range(value.shape[1]))",
+         "range(value.shape[1])"),
+    ]),
+    "policy_loss": Exercise("10 the clipped objective", 1.5, rm.policy_loss, loss_and_gradient, [
+        dict(ratio=EDGES, adv=SIGNS, entropy=torch.zeros(10), cfg=settings_of(clip_high=0.28)),
+        dict(ratio=numbers(1.0, 1.0, 0.9), adv=numbers(2.0, -1, 0), entropy=numbers(1.0, 2, 3),
+         cfg=settings_of(entropy_coef=0.1))], [
+        ("the clip is symmetric: above it is 1 + clip_high", "1 + cfg.clip_high", "1 + cfg.clip_low"),
+        ("below it is 1 - clip_low", "1 - cfg.clip_low", "1 - cfg.clip_high"),
+        ("`max` instead of `min`: the worse of the two counts, so that there is no reward for going too far", "torch.min",
+         "torch.max"),
+        ("nothing is clipped", "ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)", "ratio"),
+        ("only the clipped term is left: a bad token that became likelier (ratio 1.3, A < 0) has no gradient and is never pushed back",
+         "torch.min(unclipped, clipped)", "clipped"),
+        ("a ratio of probabilities is exp of the difference of their logarithms", "(logp - old_logp).exp()",
+         "1 + logp - old_logp"),
+        ("the ratio is upside down", "(logp - old_logp)", "(old_logp - logp)"),
+        ("the sign of a loss: what is to grow must be negated", "-torch.min", "torch.min"),
+        ("the entropy has the wrong sign: it is a bonus, so it lowers the loss", "- cfg.entropy_coef", "+ cfg.entropy_coef"),
+        ("the entropy bonus is missing", "- cfg.entropy_coef * entropy", ""),
+        ("the entropy bonus lacks its weight", "cfg.entropy_coef * entropy", "entropy"),
+        ("`clipped` should be true where the clipped term was the smaller one, not wherever the ratio is outside",
+         "clipped < unclipped", "clipped != unclipped"),
+    ]),
+    "value_loss": Exercise("11 the critic's loss", 1, rm.value_loss, results("loss"), [
+        dict(value=numbers(0.3, 1.0, -1.0), old_value=torch.zeros(3), ret=numbers(2.0, 2, 2)),
+        dict(value=numbers(0.2, 2.4, 3.1), old_value=numbers(1.0, 2, 3), ret=numbers(-1.0, 3, 3))], [
+        ("the forecast is not clipped", "(value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)", "(value - old_value)"),
+        ("the worse of the two errors counts: max, not min", "torch.max", "torch.min"),
+        ("only the clipped forecast's error is left", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)",
+         "(clipped - ret) ** 2"),
+        ("the half is missing", "0.5 * ", ""),
+        ("the *change* of the forecast is clipped, not the forecast",
+         "old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)", "value.clamp(-VALUE_CLIP, VALUE_CLIP)"),
+        ("the old value is missing: what is clipped is the way from it", "old_value + (value", "(value"),
+        ("errors are squared", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)",
+         "torch.max((value - ret).abs(), (clipped - ret).abs())"),
+    ]),
+    "gradient_step": Exercise("12 a step by micro-batches", 1.5, rm.gradient_step, two_steps, [
+        dict(seed=0, lengths=[7, 5, 3, 7, 4], scale=0.05, critic=False),
+        dict(seed=1, lengths=[7, 5, 3, 7, 4], scale=0.1, critic=True),
+        dict(seed=2, lengths=[7, 5, 3, 7, 4], scale=30.0, critic=True)], [
+        ("divide by the tokens of *all* parts together: a mean over each part, added up, is too large",
+         "loss = loss.sum() / n", "loss = loss.mean()"),
+        ("you divide by rows times columns: pads and the world's tokens are no trained tokens",
+         "int(batch[\"mask\"][rows].sum())", "batch[\"mask\"][rows].numel()"),
+        ("you divide by the tokens of the whole batch, also of rows that are not in this step",
+         "batch[\"mask\"][rows].sum()", "batch[\"mask\"].sum()"),
+        ("you divide by the number of trajectories: the loss is a mean over tokens", "int(batch[\"mask\"][rows].sum())",
+         "len(rows)"),
+        ("nothing is divided: the loss is a mean over the tokens", "int(batch[\"mask\"][rows].sum())", "1"),
+        ("the gradient of the first step is still there in the second: zero_grad", "    models.optimizer.zero_grad()\n", ""),
+        ("long gradients must be shortened to MAX_GRAD_NORM, each network's on its own",
+         "network[\"params\"], MAX_GRAD_NORM", "network[\"params\"], 1e9"),
+        ("the critic is not trained", "if models.critic is not None:", "if False:"),
+        ("the critic's loss is not divided as the policy's is", "part[\"ret\"][mask]).sum() / n",
+         "part[\"ret\"][mask]).mean()"),
+        ("the optimizer never steps", "models.optimizer.step()", "pass"),
+        ("the advantages are missing: they weigh every token's gradient", "part[\"adv\"][mask]",
+         "torch.ones(int(mask.sum()))"),
+    ]),
+    "settings": Exercise("13 training (the agent must learn)", 1, lambda: dict(SETTINGS), accepted, [{}]),
+    "returns": Exercise("14a bug: returns", 0.5, rm.returns, results("R"), [
+        dict(trajs=[SimpleNamespace(R=float(i)) for i in range(6)], cfg=settings_of(rollouts=3))],
+         [(STILL, *BUGS["returns"])]),
+    "add_ppo_advantages": Exercise("14b bug: add_ppo_advantages", 0.5, rm.add_ppo_advantages, advantages_of, [dict(seed=0)],
+                                   [(STILL, *BUGS["add_ppo_advantages"])]),
+    "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, [dict(seed=0, greedy=False), dict(seed=0, greedy=True)],
+                       [(STILL, *BUGS["sample"])]),
+    "take_turn": Exercise("14d bug: take_turn", 0.5, rm.take_turn, play_turn, [
+        dict(text="I go . <|im_end|>"), dict(text="I go . </think> <answer> Down </answer> <|im_end|>")],
+         [(STILL, *BUGS["take_turn"])]),
+    "paradox": Exercise("15 the bandit paradox, on paper", 0.5, expected_advantages,
+        results("mean only", "divided by the std"), [{}], show_spec=False),
+    "collapse": Exercise("16 what moved first?", 0.5, order_of_alarm, results("order"), [{}], show_spec=False),
+}

@@ -1,0 +1,221 @@
+"""tutorial.ipynb: its form, its checks against what students write, and that both meet in its cells. Kernels, nbgrader and
+whole classes take longer: slow_course.py."""
+import ast
+import math
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+
+import answers
+import checks
+import course
+import envs
+import exercises
+import hidden_checks
+import plots
+import ragen_mini as rm
+from wrong_answers import RIGHT, WRONG
+
+BOOK = answers.notebook()
+CODE = [cell for cell in BOOK["cells"] if cell["cell_type"] == "code"]
+GRADED = [name for name in exercises.EXERCISES]
+WRITTEN = [name for name in WRONG if len(WRONG[name]) >= 6]  # the coding exercises
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def cell_of(name):
+    return next(cell for cell in CODE if cell["id"] == name)
+
+
+def run(text, name):  # -> what the cell defines
+    space = dict(torch=torch, np=np, rm=rm, envs=envs, re=re, math=math, Counter=dict)
+    exec(text, space)
+    return space[name]
+
+
+def lists():
+    for name, wrong in WRONG.items():
+        for number, (words, text) in enumerate(wrong):
+            yield pytest.param(name, words, text, id=f"{name}-{number}")
+
+
+# ----------------------------------------------------------------------------------------------------- its form
+def test_the_notebook_is_stripped_and_small():
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CODE)
+    assert all(len(source(cell).splitlines()) <= 30 for cell in CODE)
+    ids = [cell["id"] for cell in BOOK["cells"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_metadata_of_nbgrader():
+    """Schema 3; every exercise has an answer cell and a locked cell with its points, in this order; 20 in all."""
+    found = {}
+    for place, cell in enumerate(CODE):
+        data = cell["metadata"].get("nbgrader")
+        if data:
+            assert data["schema_version"] == 3 and data["grade_id"] == cell["id"] and data["grade_id"] not in found
+            assert data["solution"] != data["locked"] and not data["task"], data
+            assert ("points" in data) == data["grade"]
+            found[data["grade_id"]] = (place, data)
+    for name, exercise in exercises.EXERCISES.items():
+        place, data = found[name]
+        assert data["points"] == exercise.points and data["locked"] and found[f"{name}-answer"][0] < place
+        assert "raises-exception" in CODE[place]["metadata"]["tags"] and source(CODE[place]).startswith('"""Check ')
+    graded = [data["points"] for _, data in found.values() if data["grade"]]
+    assert sum(graded) == 20 and len(graded) == len(GRADED)
+
+
+def test_points_and_exercises_in_the_text():
+    """The table at the top adds up, and every exercise's points stand in its heading."""
+    table = re.findall(r"^\| \d .*?\| .*? \| (\d+) \| (\d+) \|", source(BOOK["cells"][0]), re.M)
+    assert sum(int(points) for points, _ in table) == 20
+    text = "".join(source(cell) for cell in BOOK["cells"] if cell["cell_type"] == "markdown")
+    core = re.findall(r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?", text)
+    assert [int(number) for number, *_ in core] == [number for number in range(17) if number != 14]
+    assert sum(int(minutes) for *_, minutes, marked in core if marked) <= 90
+    for number, points, _, _ in core:
+        value = float(points.replace("½", ".5"))
+        assert value == next(e.points for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} "))
+
+
+def test_stubs_are_not_solved():
+    for name, exercise in exercises.EXERCISES.items():
+        text = source(cell_of(f"{name}-answer"))
+        assert ("raise NotImplementedError()" in text and "# YOUR CODE HERE" in text) or name in exercises.BUGS
+        assert checks.check(exercise, run(text, name), exercise.cases), f"{name} passes as it is"
+
+
+@pytest.mark.parametrize("name", exercises.BUGS)
+def test_a_function_with_a_bug_is_the_shipped_one_with_this_bug(name):
+    """Apart from comments, docstring and the module's name: so it cannot go out of step with the program."""
+    def tree(text):
+        function = ast.parse(text.replace("rm.", "")).body[0]
+        if isinstance(function.body[0], ast.Expr):
+            del function.body[0]
+        return ast.unparse(function)
+    wrong = checks.text_of(exercises.EXERCISES[name].solution)
+    for old, new in zip(exercises.BUGS[name][::2], exercises.BUGS[name][1::2]):
+        wrong = wrong.replace(old, new)
+    assert tree(source(cell_of(f"{name}-answer"))) == tree(wrong)
+
+
+TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray", "train-paradox")  # slow_course.py runs these, too
+
+
+def test_all_cells_but_training_run(monkeypatch, capsys):
+    """From top to bottom as a student finds them; only the graded ones fail."""
+    monkeypatch.setattr(course, "html", str)
+    monkeypatch.chdir(checks.ROOT)
+    shipped = {name: getattr(rm, name) for name in course.SHIPPED if hasattr(rm, name)}
+    space = {"__name__": "__main__"}
+    for cell in CODE:
+        if cell["id"] not in TRAINED:
+            try:
+                exec(source(cell), space)
+            except course.NoPoints:
+                assert cell["id"] in exercises.EXERCISES
+    plt.close("all")
+    assert {name: getattr(rm, name) for name in shipped} == shipped, "the shipped functions train where nothing was written"
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["0", "of", "20"]
+
+
+# -------------------------------------------------------------------------------------------------- the checks
+@pytest.mark.parametrize("name", GRADED)
+def test_the_shipped_function_passes(name):
+    answer = run(answers.SOLVED[name], name)
+    assert not checks.check(exercises.EXERCISES[name], answer, exercises.EXERCISES[name].cases)
+    assert not checks.check(hidden_checks.exercise_of(name), answer, hidden_checks.all_cases(name))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_that_look_different_keep_their_points(name):
+    for text in RIGHT[name]:
+        assert not checks.check(hidden_checks.exercise_of(name), run(text, name), hidden_checks.all_cases(name)), text
+
+
+@pytest.mark.parametrize("name, words, text", list(lists()))
+def test_wrong_answers(name, words, text):
+    """Lost in the lecturer's checks; in the notebook's, too, with a message that says what it may be."""
+    answer = run(text, name)
+    assert checks.check(hidden_checks.exercise_of(name), answer, hidden_checks.all_cases(name)), "keeps its points"
+    if hidden_checks.CASES[name]:
+        assert checks.check(hidden_checks.exercise_of(name), answer, hidden_checks.CASES[name]), "passes the hidden checks"
+    said = checks.check(exercises.EXERCISES[name], answer, exercises.EXERCISES[name].cases)
+    assert words in said and (said or not words)
+
+
+def test_there_are_enough_wrong_answers():
+    """Six for every coding exercise, and nine of ten are caught in the notebook already, most of them named."""
+    functions = [name for name in GRADED if getattr(rm, name, None) or name in ("outcomes", "yardsticks")]
+    assert set(functions) - set(exercises.BUGS) <= set(WRITTEN) and len(WRITTEN) == 12
+    all_words = [words for wrong in WRONG.values() for words, _ in wrong]
+    assert all_words.count("") <= len(all_words) / 10
+    assert sum(words not in ("", "Yours") for words in all_words) > 0.8 * len(all_words)
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_every_usual_mistake_is_a_mistake_and_is_named(name):
+    exercise = exercises.EXERCISES[name]
+    for words, *pieces in exercise.mistakes:
+        wrong = checks.mutant(exercise.solution, *pieces)
+        assert words in checks.check(exercise, wrong, exercise.cases)
+
+
+@pytest.mark.parametrize("answer", [None, 3, "gae", lambda *args, **named: None, lambda *args, **named: object(), lambda: 1 / 0,
+                                    lambda *args, **named: exit(), lambda *args, **named: float("nan")])
+@pytest.mark.parametrize("name", GRADED)
+def test_no_answer_can_crash_a_check(name, answer, capsys):
+    assert course.use(name, answer) is course.SHIPPED[name] and not course.passed(name)
+    assert name in capsys.readouterr().out
+    with pytest.raises(course.NoPoints):
+        course.earned(name)
+    course.use(name, course.SHIPPED[name])
+    assert not course.passed(name), "running the check once more would earn the points with the shipped one"
+
+
+def test_replacing_the_shipped_functions_fools_nobody(monkeypatch):
+    """A student puts a wrong function in the place of ragen_mini's: the check knows better, and so does the next one."""
+    wrong = run(WRONG["policy_loss"][0][1], "policy_loss")
+    monkeypatch.setattr(rm, "policy_loss", wrong)
+    assert checks.check(exercises.EXERCISES["policy_loss"], wrong, exercises.EXERCISES["policy_loss"].cases)
+    monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
+    monkeypatch.setattr(envs.FrozenLake, "outcomes", run(WRONG["outcomes"][0][1], "outcomes"))
+    exercise = exercises.EXERCISES["yardsticks"]
+    assert not checks.check(exercise, run(RIGHT["yardsticks"][0], "yardsticks"), exercise.cases)
+
+
+def test_learned_needs_more_than_chance(monkeypatch, capsys):
+    def rows(before, after):
+        return [{"eval": {"sokoban": before}}, {"reward": 1.0}, {"eval": {"sokoban": after}}]
+    assert course.learned(rows(0.4, 0.6)) and not course.learned(rows(0.4, 0.45)) and not course.learned(rows(0.6, 0.4))
+    assert not course.learned(rows(0.4, 0.9)[:1])
+
+
+# ------------------------------------------------------------------------------------------- text and shipped logs
+def test_the_paradox_on_paper():
+    """By hand: the mean of the group moves by 3/4 of the difference; divided by the sample std the only one of four is 3/2."""
+    assert exercises.expected_advantages() == pytest.approx((0.75 * (0.25 - 0.15), 0.25 * 1.5 - 0.75 * 1.5), abs=1e-4)
+
+
+def test_the_collapse_is_as_the_text_says():
+    config, rows = exercises.collapse_rows()
+    assert config["starpo_s"] and config["env"] == "bandit" and exercises.order_of_alarm()[0] == "grad_norm"
+    assert exercises.order_of_alarm()[-1] == "reward_std" and min(row["valid"] for row in rows[50:]) < 0.1 < 0.9 < rows[20]["valid"]
+    assert max(row["entropy"] for row in rows[40:]) > 5 * rows[25]["entropy"]
+
+
+def test_the_spoilt_runs_show_what_the_text_says():
+    runs = course.spoilt_runs()
+    last = {name: plots.series(config, rows, "eval")[1][-1] for name, (config, rows) in runs.items()}
+    assert set(runs) == set(course.RUNS)
+    assert not course.gained(last["returns"], last["right, grpo"] - 0.2) and course.gained(last["returns"], last["right, grpo"])
+    assert not course.gained(last["add_ppo_advantages"], last["right, ppo"])
+    norms = {name: np.mean(plots.series(*runs[name], "grad_norm")[1]) for name in ("right, ppo", "add_ppo_advantages")}
+    assert norms["add_ppo_advantages"] > 2 * norms["right, ppo"]
+    assert max(plots.series(*runs["sample"], "reward_std")[1]) == 0 and last["take_turn"] < 0.2
