@@ -20,11 +20,25 @@ import checks
 import exercises
 import grade
 from answers import SOLVED, notebook, save, with_cell
+from test_tutorial import GRADED, lists, loses_its_points
 from wrong_answers import WRONG
 
 ROOT = checks.ROOT
 SHORTER = {"train": ("settings() | dict(", "dict(iterations=2) | settings() | dict("),  # settings of one's own stay as they are
            "train-paradox": ("iterations=20", "iterations=2")}
+
+
+@pytest.mark.parametrize("name, words, text", list(lists()))
+def test_wrong_answers(name, words, text):
+    loses_its_points(name, words, text)
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_every_usual_mistake_is_a_mistake_and_is_named(name):
+    exercise = exercises.EXERCISES[name]
+    for words, *pieces in exercise.mistakes:
+        wrong = checks.mutant(exercise.solution, *pieces)
+        assert words in checks.check(exercise, wrong, exercise.cases)
 
 
 def shorter(book):

@@ -396,8 +396,7 @@ def test_a_dead_run_ends_by_itself(tmp_path, monkeypatch, capsys):
     iterate = rm.iterate
 
     def dying(i, models, cfg):
-        row, trajs, trained = iterate(i, models, cfg)
-        return (row, trajs, trained) if i < 3 else (row | {"updates": 0}, trajs, [])
+        return iterate(i, models, cfg) if i < 3 else ({"iteration": i, "updates": 0}, [], [])
     monkeypatch.setattr(rm, "iterate", dying)
     out = tmp_path / "run"
     rows = train(*SMALL, "--iterations", 30, "--eval-every", 20, "--out", out)
