@@ -33,6 +33,7 @@ import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
+WRITABLE = (*MOVES, "Teacher", "Engineer", "Librarian", "Trader")  # actions that the embedded model was taught
 NUMBER = (int, float, np.generic)
 MOST = 20_000  # states of a level: more would take hours
 TRIES = 1000  # to draw a level that is solvable and on the right side
@@ -184,7 +185,8 @@ class Sokoban(Env):
     def draw(rng, size, boxes):
         """Carve a room, put the boxes on the targets, then walk *backwards*. Layer 0: all solved states, with the player
         anywhere. Layer k: all states that need k actions to be solved. Draw k, then a state of layer k. One box: k = 1 to
-        8, which gives a median of 3 to 4 actions, as in gym-sokoban; two boxes: 4 to 16, so that both must be moved."""
+        8, which gives a median of 3 to 4 actions, as in gym-sokoban; two boxes: 4 to 16, so that most often both must
+        be moved."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:  # no room to push anything
             return None
@@ -396,8 +398,9 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     """Exact, by dynamic programming. Let V_k[s] be the chance of success from state s with k actions left. V_0[s] is 1 if
     s is won, else 0. With one more action left, Q[s,a] is the mean of V_k over what action a may lead to, and V_k+1[s] is
     the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
-    every action. Some states were never left. Where the episode is over, V stays what it is. Where the last action led,
-    no action is left, so that V_0 is all that is needed.
+    every action. `table` has no lines for states in which the episode is over, V stays what it is there, and none for
+    those first reached with the last action. These have V_0 at every k, which is wrong for k > 0, but so far from
+    states[0] it never matters.
 
     Bandit: V_0 is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that V_1 is their mean 0.5 at
     random, and their maximum 1 at best."""
@@ -491,6 +494,8 @@ def run_file(file):  # -> what it defines
 
 def find_world(name):  # -> what makes the world when it is called
     """A name of ENVS, or file.py:Class for a world of your own. NOTE: the file is run."""
+    if isinstance(name, type):  # a class, in a notebook
+        return name
     if name in ENVS:
         return ENVS[name]
     file, _, title = name.rpartition(":")
@@ -508,24 +513,28 @@ def check(name, tok=None, horizon=10):
         env = make(name)
         check_class(name, env)
         check_draw(name, env)
-        texts = [env.instruction]
-        for seed in (*EVAL_SEEDS, *range(1000, 1032)):
+        texts = []
+        levels = {True: set(), False: set()}  # held out; to train in
+        for seed in (*EVAL_SEEDS, *range(1000, 1000 + len(EVAL_SEEDS))):
             env.reset(seed)
             texts.append(env.render())
+            levels[seed in EVAL_SEEDS].add(repr((env.level, env.state)))
             if seed % 8 == 0:
                 check_states(name, env)
         success = of_all_levels(name, find_world(name), horizon, len(EVAL_SEEDS), 1 / 3)[:, :, -1]
     random, optimal = success.mean(axis=0)
     hopeless = int((success[:, 1] == 0).sum())
     need(optimal > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True?")
-    line = f"{name}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}"
+    print(f"{name}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}")
     if hopeless:
-        line += f"; {hopeless} of {len(EVAL_SEEDS)} levels cannot be won in so many"
+        print(f"  {hopeless} of {len(EVAL_SEEDS)} levels cannot be won in so many")
+    held_out, trained = len(levels[True]), len(levels[False])
+    if env.split and held_out < 20:
+        print(f"  only {held_out} levels are held out, {trained} are trained in: split = False would hold out none")
     if tok is not None:
         unknown = check_words(name, env.actions, texts, tok)
         if unknown:
-            line += f"; {len(unknown)} words look alike to the model: {' '.join(unknown[:8])}"
-    print(line)
+            print(f"  {len(unknown)} words of `render` look alike to the model: {' '.join(unknown)[:200]}")
 
 
 def check_class(name, env):
@@ -573,12 +582,13 @@ def check_states(name, env, most=100):
             for chance, _, reward, _ in outcomes:
                 numbers = isinstance(chance, NUMBER) and isinstance(reward, NUMBER) and math.isfinite(reward)
                 need(numbers and 0 <= chance <= 1, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
+            for _, new, _, _ in outcomes:
+                check_hashable(name, new)
             total = sum(chance for chance, _, _, _ in outcomes)
             need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
             same = env.outcomes(state, action) == outcomes and env.state == state
             need(same, f"{place}: asked twice, it must say the same and change nothing (`step` rolls the dice and moves)")
             for _, new, _, ends in outcomes:
-                check_hashable(name, new)
                 if new not in visited and len(visited) < most:
                     visited.add(new)
                     queue.append((new, ends))
@@ -595,13 +605,14 @@ def check_words(name, actions, texts, tok):  # -> words of the texts that the to
     for action in actions:
         back = tok.decode(tok(action, add_special_tokens=False).input_ids).strip()
         need(back.lower() == action.lower(), f"{name}: the model cannot write the action {action!r} (its tokenizer "
-             f"makes {back!r} of it): choose words that it knows")
+             f"makes {back!r} of it): choose others. tiny can write {', '.join(WRITABLE)}")
     words = sorted({word for text in texts for word in text.split()})
     return [word for word in words if tok.unk_token_id in tok(word, add_special_tokens=False).input_ids]
 
 
 def to_gymnasium(name, success_rate=1 / 3):
-    """The world as a gymnasium.Env: text to read, the number of an action to answer. Held-out levels do not occur."""
+    """The world as a gymnasium.Env: it gives text and takes the number of an action. Held-out levels do not occur. It
+    never truncates (gymnasium.wrappers.TimeLimit does), and the task in words is its `world.instruction`."""
     import gymnasium  # only here, and not in requirements.txt
 
     class World(gymnasium.Env):

@@ -28,7 +28,7 @@ from envs import UserError, need
 METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "eval": ("success", "read it beside random and optimal play"),
     "reward": ("return (training)", "a run that is lost sits at -0.5: five invalid turns"),
-    "valid": ("share of valid turns", "healthy: near 1; that it falls is the plainest sign of a collapse"),
+    "valid": ("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
     "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
     "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
@@ -43,7 +43,7 @@ OTHERS = """
 Not drawn:
   success             share of won episodes in the rollout
   policy_loss, value_loss, clip_fraction    means over the updates
-  updates, kept, turns, tokens    gradient steps; trajectories used; turns an episode; tokens that the model wrote
+  updates, kept, turns, tokens    gradient steps; trajectories used; turns per episode; tokens that the model wrote
   collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
   claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
 """
@@ -79,13 +79,13 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
     (summed up). One iteration of --online-k plays k*P prompts, so it counts for k."""
     kind, _, world = metric.partition(" ")
     x, y = [], []
+    seconds = 0.0
     for row in rows:
         if kind == "eval":
             value = row.get("eval", {}).get(world or config["env"])
         elif kind == "seconds":
-            value = None
-            if "seconds_rollout" in row:
-                value = row["seconds_rollout"] + row.get("seconds_update", 0) + sum(y[-1:])
+            seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
+            value = seconds if "seconds_rollout" in row else None
         else:
             value = row.get(kind)
         if value is not None:
@@ -175,7 +175,7 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
         if list(lines) != shown:  # the same lines as in the panel before need no second legend
             ax.legend(title=band_of(metric, lines))
         shown = list(lines)
-    fig.suptitle(f"{title}, by iteration (of P prompts)", fontsize=10)
+    fig.suptitle(f"{title}, by iteration (of P prompts); moving averages, but success is exact", fontsize=10)
     fig.savefig(out, dpi=90)
     return out
 
@@ -219,19 +219,19 @@ def curves(runs, out=None):  # -> Path of the picture
 
 # --------------------------------------------------------------------------------------- anatomy of a collapse
 def onset(smooth, best):  # -> from which place on a run is lost, or None
-    """The first after the best one where less than half of the best success is left, for ten iterations or to the end."""
+    """The first after the best one where less than half of the best success is left, for ten iterations."""
     lost = smooth < smooth[best] / 2
-    for i in range(best, len(smooth)):
+    for i in range(best, len(smooth) - 9):
         if lost[i:i + 10].all():
             return i
 
 
 def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
-    """The range: from the lowest to the highest value of the BEFORE iterations up to the best one, and half as much on
-    both sides. Three values in a row have to lie outside; of a positive signal a single one will do that is above five
-    times the median of the BEFORE iterations before it: a spike."""
+    """Healthy: between the lowest and the highest of the BEFORE values up to the best one, widened by half that range on
+    each side. A signal leaves it when three values in a row lie outside, or when one is above five times the median of
+    the BEFORE values before it: a spike."""
     healthy = y[(x > best - BEFORE) & (x <= best)]
-    if len(healthy) == 0:
+    if len(healthy) < 5:  # the best came too early: there is no healthy range to leave
         return None
     margin = (healthy.max() - healthy.min()) / 2
     outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
@@ -248,7 +248,7 @@ def collapse(run):  # -> Path of the picture
     """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
     config, rows = load(run)
     signals = {name: series(config, rows, name) for name in ANATOMY}
-    signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) > BEFORE}
+    signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) >= BEFORE}
     need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
     x, success = signals["success"]
     smooth = np.convolve(success, np.ones(5) / 5, "valid")  # the mean of an iteration and the four after it
@@ -276,7 +276,7 @@ def collapse(run):  # -> Path of the picture
     story = "success is not lost"
     if lost is not None:
         story = f"success is lost from iteration {signals['success'][0][lost]} on (grey)"
-    order = ", ".join(text for _, text in sorted(moved)) or "none"
+    order = ", ".join(text for _, text in sorted(moved)) or "none (or the best came too early)"
     title = f"{envs.title(config['env'])}: best at iteration {best}; {story}. Outside their earlier range (red): {order}"
     fig.suptitle(textwrap.fill(title, 105), fontsize=9)
     out = Path(run, "collapse.png")

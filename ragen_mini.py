@@ -276,11 +276,12 @@ def answer_is_complete(traj, end_of_turn, cfg):
 #     proportion to its return.
 #  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
 #     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
-#     sum_k pi_k grad log pi_k = sum_k grad pi_k = grad 1. (So may the mean return of the *other* episodes of the group:
-#     they were played without this token.)
-#  3. The mean gradient stays the same, its noise shrinks. What is left of R is the advantage A of the token.
-#  4. Multiplied by ratio = pi / pi_old, samples of pi_old count as if pi had written them; at ratio 1 the gradient of
-#     ratio * A is A * grad log pi.
+#     sum_k pi_k grad log pi_k = sum_k grad pi_k = grad 1 = 0. (So may the mean return of the *other* episodes of the
+#     group: they were played without this token.)
+#  3. The mean gradient stays the same; its noise shrinks where what is subtracted was a good forecast. What is left of R
+#     is the advantage A of the token.
+#  4. Multiplied by ratio = pi / pi_old, a token of pi_old counts as if pi had chosen it (the text before it remains
+#     pi_old's: hence step 5). At ratio 1 the gradient of ratio * A is A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update this is unbiased, as long as A only *subtracts*. Dividing
 #     by one number for all (whitening) changes the scale; dividing each group by its own changes more: see
 #     `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
@@ -344,9 +345,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). t is a column (see collate): its action is token t + 1. Only columns whose
-    token the model wrote are time steps; t' is the next one of these. v_t is the critic's forecast of the rewards still
-    to come, made before that token is written.
+    """Generalised advantage estimation (PPO). t is a column (see collate): what is chosen there is targets[t], token
+    t + 1 of the episode. Only columns whose token the model wrote are time steps; t' is the next one of these. v_t is the
+    critic's forecast of the rewards still to come, made before that token is written.
 
         delta_t = r_t + gamma v_t' - v_t            how much better did this one step turn out than was forecast?
         A_t     = delta_t + gamma lambda A_t'       ... and the steps after it
@@ -354,7 +355,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     gamma < 1 would count later rewards less. lambda < 1 would trust the critic's next forecast more than what really
     came: less noise, but the critic's errors. At gamma = lambda = 1, the default, the v in between cancel, and
     A_t = rewards to come - v_t.
-    The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything.
+    The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything. With
+    gamma = lambda = 1:
 
         token    ours                   the world's    ours
         v        0.3                        -          0.6
@@ -378,6 +380,7 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
+        # Reward alone does not protect the model's language, so it is held near its beginning by a
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
         # what pi_old samples, the bracket is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
         # far two distributions are apart. Drifting from where we began costs reward, and a token pays for the drift
@@ -511,7 +514,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
     R = returns(trajs, cfg)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
-    if i == 1:
+    if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
     if cfg.mi_every and i % cfg.mi_every == 0:
         row["mutual_information"] = mutual_information(trajs, models, cfg)
@@ -743,6 +746,9 @@ def load_models(cfg):
     transformers.logging.set_verbosity_error()  # it would report that the critic's head is new
     transformers.utils.logging.disable_progress_bar()
     source = TINY if cfg.model == "tiny" else cfg.model
+    home = Path(source).parent
+    local = home != Path(".") and home.exists()  # a hub id may look like this, too, but not where that folder exists
+    need(Path(source).exists() or not local, f"--model {source}: there is no such folder in {home}")
     torch.manual_seed(cfg.seed)  # for the critic's head
 
     def load(kind, **options):  # eval: with dropout the ratio would not be 1
@@ -875,7 +881,7 @@ def warn_of_trouble(rows, trajs, dead):
     valid = [row["valid"] for row in rows if "valid" in row]
     if valid == [0]:
         answer = trajs[0].turns[0]["answer"]
-        say(f"no turn of the first rollout was valid. An answer: {answer[:200]!r}")
+        say(f"no turn of the first rollout was valid: can the model write such actions? An answer: {answer[:200]!r}")
     if dead:
         rows[-1]["dead"] = True
         say("ten iterations in a row had nothing to compare: this run is dead, it ends here")
@@ -1122,7 +1128,7 @@ class Config:
     model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
     device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
     seed: int = option(0, "of everything random")
-    iterations: int | None = option(None, "rounds of rollout and update (tiny: 60, other models: 200)")
+    iterations: int | None = option(None, "rounds of rollout and update in all (tiny: 60, other models: 200)")
     eval_envs: str = option("", "evaluate in these worlds, too: names with commas between them")
     eval_every: int = option(20, "iterations between evaluations; 0: never")
     eval_prompts: int | None = option(None, "evaluation levels, at most 256 (256; large models without a GPU: 8)")
@@ -1131,7 +1137,7 @@ class Config:
     mi_every: int = option(0, "iterations between measurements of the thoughts' mutual information; 0: never")
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
-    resume: str = option("", "folder of a run that was cut short: it goes on exactly, with its settings")
+    resume: str = option("", "folder of a run: it goes on exactly, with its settings (--iterations and --lr may be new)")
     prompts: int = option(8, "P: initial states per iteration")
     rollouts: int = option(16, "N: episodes from each initial state")
     max_turns: int = option(5, "turns of an episode")

@@ -18,4 +18,4 @@ class Guess(envs.Env):
         return state == self.level["prize"]
 
     def render(self):
-        return f"The sign says {self.level['prize']}."
+        return f"The sign says {self.level['prize']}."  # where things move, it shows self.state

@@ -6,6 +6,7 @@ test_train.MISTAKES, of figures/paper.py in test_figures, of trainer.pt in survi
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -344,7 +345,21 @@ def test_what_check_says_of_a_good_world(user, tok, capsys):
     code, said, _ = user(f"envs.py check {MINE}")
     assert code == 0 and said == f"{MINE}: success in 10 actions, random 0.33, optimal 1.00\n"
     envs.check(MINE, tok)
-    assert "6 words look alike to the model: Open door names. says sign that" in capsys.readouterr().out
+    assert "2 words of `render` look alike to the model: says sign\n" in capsys.readouterr().out
+
+
+def test_check_tells_of_few_levels(monkeypatch, capsys):
+    """Eight levels, of which a few are held out: the others are never seen there."""
+    class Eight(Guess):
+        split = True
+
+        @staticmethod
+        def draw(rng):
+            return {"prize": ("Left", "Up")[rng.integers(2)]}, int(rng.integers(4))
+    monkeypatch.setitem(envs.ENVS, "eight", Eight)
+    envs.check("eight")
+    held_out, trained = re.search(r"only (\d) levels are held out, (\d) are trained in", capsys.readouterr().out).groups()
+    assert int(held_out) + int(trained) == 8
 
 
 def test_check_counts_the_levels_that_cannot_be_won(monkeypatch, capsys):
@@ -616,7 +631,7 @@ def test_a_world_whose_file_is_gone_is_one_line_and_its_curves_can_be_drawn(user
 
 def test_a_model_that_answers_nonsense_is_shown_once(user, random_folder):
     code, said, _ = user(f"ragen_mini.py --model {random_folder} --env bandit --out run {SMALL} --iterations 2")
-    assert code == 0 and said.count("no turn of the first rollout was valid. An answer: '<think>") == 1
+    assert code == 0 and said.count("can the model write such actions? An answer: '<think>") == 1
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
