@@ -139,7 +139,7 @@ def run_missing(name, args):
 def is_finished(folder):
     try:
         config, rows = plots.load(folder)
-    except UserError:  # not begun, or stopped before its first save
+    except (UserError, ValueError):  # not begun, or killed before its first save
         return False
     return len(rows) > config["iterations"] or "dead" in rows[-1]
 
