@@ -558,6 +558,7 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
             rows.append(row)
             end = look_and_save(rows, trajs, trained, models, cfg)  # part 2: an evaluation now and then, log, checkpoint
             bar.update(i > 0)
+            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
             if watch:
                 watch(cfg, rows)
     sum_up(rows, cfg)
