@@ -97,6 +97,11 @@ def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, va
     for config, rows in runs:
         x, y = series(config, rows, metric)
         seeds.append(dict(zip(x, y)))
+    everywhere = set.union(*map(set, seeds))
+    for seed, (_, rows) in zip(seeds, runs):
+        if seed and "dead" in rows[-1]:  # a run that ended early because nothing could change any more stays as it was
+            last = max(seed)
+            seed.update({i: seed[last] for i in everywhere if i > last})
     common = sorted(set.intersection(*map(set, seeds)))
     return common, np.array([[seed[i] for i in common] for seed in seeds])
 

@@ -427,3 +427,17 @@ def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
         if path.is_file() and "__pycache__" not in path.parts:
             size += path.stat().st_size
     assert size <= 3e6
+
+
+def test_a_dead_run_stays_in_the_mean_of_its_seeds():
+    """Two seeds; one is dead after iteration 2 at 0.5. An evaluation that it never had is its last one, too."""
+    config = {"online_k": 1, "env": "bandit"}
+    long = [{"iteration": i, "reward": float(i), "eval": {"bandit": 1.0}} for i in range(5)]
+    short = [{"iteration": i, "reward": 0.5, "eval": {"bandit": 0.2}} for i in range(3)]
+    x, y = plots.of_all_seeds([(config, long), (config, short)], "reward")
+    assert x == [0, 1, 2], "a run that is not finished is not known"
+    short[-1]["dead"] = True
+    x, y = plots.of_all_seeds([(config, long), (config, short)], "reward")
+    assert x == [0, 1, 2, 3, 4] and y.tolist() == [[0, 1, 2, 3, 4], [0.5] * 5]
+    x, y = plots.of_all_seeds([(config, long), (config, short)], "eval")
+    assert y[1].tolist() == [0.2] * 5
