@@ -128,7 +128,7 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
 
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """Two arms, one pull. State: the two names in the order in which they are shown, then the one that was pulled.
+    """Two arms, one pull. State: before the pull the pair of names, in the order shown; after it the name pulled.
     Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
     which is which; the seed shuffles them. Success is the better decision, the risky arm, whatever it happens to pay."""
     split = False  # there are only two levels
@@ -372,8 +372,8 @@ def solve(env):
 
 
 def transitions(env, horizon):
-    """Everything that can happen within `horizon` actions, breadth first. States in which the episode is over, or that
-    are first reached with the last action, are not left.
+    """Everything that can happen within `horizon` actions, breadth first. No transitions are listed *from* a state in
+    which the episode is over, nor from one that is first reached with the last action.
     -> states; and for every possible transition: its state, its action, the next state (numbers), its chance."""
     number = {env.state: 0}
     table = []
@@ -398,9 +398,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     """Exact, by dynamic programming. Let V_k[s] be the chance of success from state s with k actions left. V_0[s] is 1 if
     s is won, else 0. With one more action left, Q[s,a] is the mean of V_k over what action a may lead to, and V_k+1[s] is
     the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
-    every action. `table` has no lines for states in which the episode is over, V stays what it is there, and none for
-    those first reached with the last action. These have V_0 at every k, which is wrong for k > 0, but so far from
-    states[0] it never matters.
+    every action. Two kinds of states have no lines in `table` and keep V_0. Where the episode is over that is right at
+    every k. Where a state is first reached with the last action, no action is left, so V_0 is all that is asked of it.
 
     Bandit: V_0 is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that V_1 is their mean 0.5 at
     random, and their maximum 1 at best."""
@@ -426,7 +425,7 @@ def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3): 
     return of_all_levels(name, find_world(name), horizon, levels, success_rate).mean(axis=0)
 
 
-@lru_cache  # by name and by class: in a notebook a world may be defined again
+@lru_cache  # `world` is only a key: a class that is defined anew in a notebook is calculated anew
 def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2, horizon + 1)
     env = make(name, success_rate)
     curves = []

@@ -178,7 +178,7 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
         if list(lines) != shown:  # the same lines as in the panel before need no second legend
             ax.legend(title=band_of(metric, lines))
         shown = list(lines)
-    fig.suptitle(f"{title}, by iteration (of P prompts); moving averages, but success is exact", fontsize=10)
+    fig.suptitle(f"{title}, by iteration (of P prompts); moving averages, but success as measured", fontsize=10)
     fig.savefig(out, dpi=90)
     return out
 
@@ -230,10 +230,11 @@ def onset(smooth, best):  # -> from which place on a run is lost, or None
 
 
 def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
-    """Healthy: between the lowest and the highest of the BEFORE values up to the best one, widened by half that range on
-    each side. A signal leaves it when three values in a row lie outside, or when one is above five times the median of
-    the BEFORE values before it: a spike."""
-    healthy = y[(x > best - BEFORE) & (x <= best)]
+    """Healthy is the range of the last BEFORE values up to the best one, widened by half its width on each side. A signal
+    leaves it at the first iteration from which three values in a row lie outside, or at the first spike: a value above
+    five times the median of the BEFORE values that precede it."""
+    end = np.searchsorted(x, best, side="right")
+    healthy = y[max(0, end - BEFORE):end]
     if len(healthy) < 5:  # the best came too early: there is no healthy range to leave
         return None
     margin = (healthy.max() - healthy.min()) / 2
@@ -253,11 +254,14 @@ def collapse(run):  # -> Path of the picture
     signals = {name: series(config, rows, name) for name in ANATOMY}
     signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) >= BEFORE}
     need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
-    x, success = signals["success"]
+    iterations, success = signals["success"]
     smooth = np.convolve(success, np.ones(5) / 5, "valid")  # the mean of an iteration and the four after it
     place = smooth.argmax()
-    best = x[place]
+    best = iterations[place]
     lost = onset(smooth, place)
+    story = "success is not lost"
+    if lost is not None:
+        story = f"success is lost from iteration {iterations[lost]} on (grey)"
     moved = []
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
     axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
@@ -268,7 +272,7 @@ def collapse(run):  # -> Path of the picture
         if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
         if lost is not None:
-            ax.axvspan(signals["success"][0][lost], x[-1], color="0.5", alpha=0.15, lw=0)
+            ax.axvspan(iterations[lost], iterations[-1], color="0.5", alpha=0.15, lw=0)
         left = leaves_its_range(x, y, best)
         if left is not None:
             ax.axvline(left, color="tab:red", lw=1.5)
@@ -276,9 +280,6 @@ def collapse(run):  # -> Path of the picture
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    story = "success is not lost"
-    if lost is not None:
-        story = f"success is lost from iteration {signals['success'][0][lost]} on (grey)"
     order = ", ".join(text for _, text in sorted(moved)) or "none (or the best came too early)"
     title = f"{envs.title(config['env'])}: best at iteration {best}; {story}. Outside their earlier range (red): {order}"
     fig.suptitle(textwrap.fill(title, 105), fontsize=9)

@@ -71,7 +71,9 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
-# It borrows from part 2, so that you can skip that:
+# It borrows from part 2, so that you can skip that (other names log, save or check, and change nothing in the method):
+#     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
+#     KVCache                      what each episode has read so far; a finished answer takes no part in further passes
 #     next_token_logp              log-probs (b,V) of the token that comes next in each episode
 #     token_logps, token_values    of the model's own tokens (n,): log pi and entropy; the critic's forecast
 #     grid_logps, on_grid          the same without gradient, each number in its place: (B,T-1)
@@ -267,7 +269,8 @@ def answer_is_complete(traj, end_of_turn, cfg):
 
 
 # --------------------------------------------------------------------------- why it works: the policy gradient
-# Why does a lower loss mean a higher return? We want the gradient of the mean return, <R>, over what pi writes.
+# Why does a lower loss mean a higher return? We want the gradient, with respect to the model's weights, of the mean
+# return <R>: the mean over all episodes that pi may play.
 #  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
 #     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. With
 #     grad p = p grad log p,
@@ -283,8 +286,8 @@ def answer_is_complete(traj, end_of_turn, cfg):
 #  4. Multiplied by ratio = pi / pi_old, a token of pi_old counts as if pi had chosen it (the text before it remains
 #     pi_old's: hence step 5). At ratio 1 the gradient of ratio * A is A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update this is unbiased, as long as A only *subtracts*. Dividing
-#     by one number for all (whitening) changes the scale; dividing each group by its own changes more: see
-#     `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
+#     by one number for all (whitening, in `add_ppo_advantages`) changes the scale; dividing each group by its own
+#     changes more: see `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
 # In practice the sum over an episode's tokens is a mean over all tokens of the batch, which is another matter of scale.
 # The filter does bias the estimate: it chooses prompts by what happened there.
 
@@ -329,10 +332,10 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
     16, against 0.15 of the sure arm:
 
-        it pays    in     R_i - mean    sample std    A
-        1          1/4      +0.80         0.21       +3.75
-        0          3/4      -0.14         0.04       -3.75
-        on average          +0.09                    -1.9
+        it pays    chance    R_i - mean    sample std    A
+        1           1/4        +0.80         0.21       +3.75
+        0           3/4        -0.14         0.04       -3.75
+        on average             +0.09                    -1.9
 
     Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
     +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
@@ -384,8 +387,8 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
         # what pi_old samples, the bracket is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
         # far two distributions are apart. Drifting from where we began costs reward, and a token pays for the drift
-        # that it leads to, as for any other cost. (As a term of the loss it would do nothing on average: ref has no
-        # gradient, and what remains, grad log pi, has mean 0 by step 2.)
+        # that it leads to, as for any other cost. (The same bracket as a term of the loss would do nothing on
+        # average at the first update: ref has no gradient, and what remains, grad log pi, has mean 0 by step 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
@@ -462,7 +465,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows (the paper prints one over trajectories), in parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens."""
     stats = Counter()
-    n = int(batch["mask"][rows].sum())
+    n = int(batch["mask"][rows].sum())  # of all parts
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
@@ -536,7 +539,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """GRPO: in each kept group all episodes ended alike. PPO: all kept episodes did, else its critic compares prompts."""
+    """GRPO compares within groups: did each one end all alike? PPO's critic also compares prompts: did all episodes?"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -566,8 +569,7 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 
 
 # ===========================================================================================================
-# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable. Only `load_models`,
-# where critic and reference begin, belongs to the method, too
+# PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable
 # ===========================================================================================================
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies

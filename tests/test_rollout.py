@@ -81,6 +81,7 @@ def test_bookkeeping_of_one_episode(play, tok, cfg):
     first = traj.ids[:traj.mask.index(True)]
     assert tok.decode(first).endswith("<|im_start|> assistant \n <think>"), "the prefill belongs to the prompt"
     assert [turn["valid"] for turn in traj.turns] == [True, False]
+    assert traj.ids.count(tok.eos_token_id) == 4, "two messages and two answers: each ends once"
     ends = [i for i, token in enumerate(traj.ids) if token == tok.eos_token_id and traj.mask[i]]
     assert [traj.reward[i] for i in ends] == [turn["reward"] for turn in traj.turns], "on the last token of the answer"
     assert traj.turns[1]["reward"] == rm.FORMAT_PENALTY
