@@ -21,10 +21,10 @@ import exercises
 import grade
 from answers import SOLVED, notebook, save, with_cell
 from test_tutorial import GRADED, lists, loses_its_points
-from wrong_answers import WRONG
+from wrong_answers import RIGHT, WRONG
 
 ROOT = checks.ROOT
-SHORTER = {"train": ("settings() | dict(", "dict(iterations=2) | settings() | dict("),  # settings of one's own stay as they are
+SHORTER = {"train": ("chosen = settings()", "chosen = dict(iterations=2) | settings()"),  # settings of one's own stay as they are
            "train-paradox": ("iterations=20", "iterations=2")}
 
 
@@ -146,7 +146,7 @@ def the_class(folder):  # -> {student: points}
     deleted = notebook(MOST)
     deleted["cells"] = [cell for cell in deleted["cells"] if not cell["id"].startswith(("gae", "collate"))]
     books = {
-        "right": (notebook(SOLVED), 20), "untouched": (notebook(), 0), "half": (notebook(half), 9.5),
+        "right": (notebook(SOLVED), 20), "own words": (notebook(MOST | {name: RIGHT[name][0] for name in RIGHT}), 19), "untouched": (notebook(), 0), "half": (notebook(half), 9.5),
         "syntax": (notebook(broken | {"settings": "settings = 3"}), 16.5), "endless": (notebook(endless), 16.5),
         "endless-cell": (with_cell(notebook(MOST), "while True:\n    pass"), 19), "exits": (notebook(exits), 16.5),
         "deletes": (deleted, 15), "prints": (with_cell(notebook(MOST), "print('x' * 100_000_000)"), 19),
