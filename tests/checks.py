@@ -234,6 +234,9 @@ def short_input(value):
 
 
 def advise(exercise, found, yours, spec, error):  # -> a hint, or nothing
+    returned = [value for values, _ in found if isinstance(values, dict) for value in values.values()]
+    if returned and all(value is None for value in returned):
+        return "nothing was returned: is there a `return`?"
     hint = recognise(exercise, found)
     if hint or error:
         return hint
@@ -270,7 +273,7 @@ def same(a, b):
 def general_hint(yours, spec):
     """What can be said without knowing the exercise."""
     if yours is None:
-        return "None was returned: does every way through the function end at the right `return`?"
+        return "None was returned: does every way through the function end at a `return`?"
     if isinstance(yours, float) and isinstance(spec, float):
         yours, spec = plain(np.array(yours)), plain(np.array(spec))
     if not (isinstance(yours, dict) and isinstance(spec, dict) and "values" in yours and "values" in spec):

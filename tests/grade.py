@@ -277,10 +277,11 @@ def why_not(name, found, errors, cells):  # -> what is wrong with an exercise; n
         yours, error = outcomes[number]
         if error == UNWRITTEN:
             return error
-        case = ", ".join(f"{key} {cut(short_input(value), 60)}" for key, value in cases[number].items())
+        inputs = ", ".join(f"{key} {cut(short_input(value), 60)}" for key, value in cases[number].items())
+        case = f"case {number + 1} of {len(cases)}" + f" ({cut(inputs, 160)})" * bool(inputs)
         what = error or f"differs in {first_place(yours, spec)}"
         hint = advise(exercise, outcomes, yours, spec, error)
-        return f"case {number + 1} of {len(cases)} ({cut(case, 160)}): {what}" + f" (perhaps: {hint})" * bool(hint)
+        return f"{case}: {what}" + f". Perhaps: {hint}" * bool(hint)
     except Exception as error:  # what came back has another form than an answer
         return f"no answer ({type(error).__name__})"
 
