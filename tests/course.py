@@ -155,7 +155,7 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
             ax.plot(x, y, style, ms=2.5, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
-        if column in plots.LOGARITHMIC and all(value > 0 for _, y in curves.values() for value in y):
+        if column == "grad_norm" and all(value > 0 for _, y in curves.values() for value in y):
             ax.set_yscale("log")  # which has no place for 0
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
