@@ -70,11 +70,18 @@ def mutant(function, *pieces, module=rm):
     return names[function.__name__]
 
 
+def given(found):
+    if found is None:
+        raise ValueError("nothing was returned: is there a `return`?")
+    return found
+
+
 def results(*names):  # -> run: calls the answer and names what it returned
     def run(answer, **case):
         found = answer(*case.values())  # the names of the parameters are the student's own affair
         if len(names) == 1:
             return {names[0]: found}
+        given(found)
         if not isinstance(found, (tuple, list)) or len(found) != len(names):
             raise ValueError(f"should return {len(names)} things: {', '.join(names)}")
         return dict(zip(names, found))
@@ -117,9 +124,9 @@ def outcome(exercise, answer, case):  # -> what it returned (plain), what went w
     except NotImplementedError:
         return None, UNWRITTEN
     except (Exception, SystemExit) as error:
-        lines = [f"line {frame.lineno} of {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
-                 if not frame.filename.startswith((str(ROOT), sys.prefix))]
-        place = f", {lines[-1]}" if lines else ""
+        own = [f"line {line} of {frame.f_code.co_name}" for frame, line in traceback.walk_tb(error.__traceback__)
+               if frame.f_globals.get("__name__") == "__main__"]  # where notebooks put what they define
+        place = f", {own[-1]}" if own else ""
         return None, f"{type(error).__name__}{place}: {error}"
 
 
@@ -199,6 +206,26 @@ def describe(exercise, case, yours, spec, error):  # -> lines
     return lines
 
 
+def first_place(yours, spec, place=""):
+    """Where they differ, without the right value: "advantage[0][3]", or "mask: shape (2,4), wanted (2,5)"."""
+    if isinstance(spec, dict) and isinstance(yours, dict):
+        if spec.get("shape") != yours.get("shape"):
+            shapes = [",".join(map(str, x.get("shape", ()))) for x in (yours, spec)]
+            return f"{place}: shape ({shapes[0]}), wanted ({shapes[1]})"
+        if "values" in spec and spec["kind"] == yours["kind"]:
+            return first_place(yours["values"], spec["values"], place)
+        for key in spec:
+            if not agree(yours.get(key), spec[key]):
+                return first_place(yours.get(key), spec[key], f"{place}[{key!r}]" if place else key)
+    if isinstance(spec, list) and isinstance(yours, list):
+        if len(yours) != len(spec):
+            return f"{place}: {len(yours)} entries, wanted {len(spec)}"
+        for number, (one, other) in enumerate(zip(yours, spec)):
+            if not agree(one, other):
+                return first_place(one, other, f"{place}[{number}]")
+    return place
+
+
 def short_input(value):
     try:
         return short(plain(value))
@@ -207,6 +234,9 @@ def short_input(value):
 
 
 def advise(exercise, found, yours, spec, error):  # -> a hint, or nothing
+    returned = [value for values, _ in found if isinstance(values, dict) for value in values.values()]
+    if returned and all(value is None for value in returned):
+        return "nothing was returned: is there a `return`?"
     hint = recognise(exercise, found)
     if hint or error:
         return hint
@@ -243,7 +273,7 @@ def same(a, b):
 def general_hint(yours, spec):
     """What can be said without knowing the exercise."""
     if yours is None:
-        return "nothing was returned: is there a `return`?"
+        return "None was returned: does every way through the function end at a `return`?"
     if isinstance(yours, float) and isinstance(spec, float):
         yours, spec = plain(np.array(yours)), plain(np.array(spec))
     if not (isinstance(yours, dict) and isinstance(spec, dict) and "values" in yours and "values" in spec):

@@ -58,6 +58,7 @@ def earned(name, good=True):
     """The graded cells end with this: an error means no points."""
     if not (passed(name) and good):
         raise NoPoints(f"none of the {EXERCISES[name].points:g} yet, see above")
+    print(f"{EXERCISES[name].points:g} of {EXERCISES[name].points:g} points")
 
 
 def quietly(function, *args):
@@ -69,9 +70,13 @@ def learned(rows):
     """Is success after the run above that before it, by more than chance? The 95% intervals do not touch."""
     evals = [row["eval"] for row in rows if "eval" in row]
     if len(evals) < 2:
+        print("success was not measured before and after")
         return False
     before, after = (list(success.values())[0] for success in (evals[0], evals[-1]))
-    print(f"success before {before:.2f}, after {after:.2f}")
+    for when, success in (("before", before), ("after", after)):
+        low, high = envs.interval(success, 256)
+        print(f"success {when:6} {success:.2f}, 95% interval {low:.2f} to {high:.2f}")
+    print("The intervals do not touch: it has grown." if gained(before, after) else "It has not grown by more than chance may do.")
     return gained(before, after)
 
 
@@ -145,15 +150,17 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     import matplotlib.pyplot as plt
     fig, axes = plt.subplots(1, len(columns), figsize=(3 * len(columns), 2.5), layout="constrained")
     for ax, column in zip(axes, columns):
-        for style, (label, (config, rows)) in zip(("-o", "--s"), runs.items()):
-            ax.plot(*plots.series(config, rows, column), style, ms=2.5, label=label)
+        curves = {label: plots.series(config, rows, column) for label, (config, rows) in runs.items()}
+        for style, (label, (x, y)) in zip(("-o", "--s"), curves.items()):
+            ax.plot(x, y, style, ms=2.5, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
-        if column in plots.LOGARITHMIC:
-            ax.set_yscale("log", nonpositive="clip")
+        if column == "grad_norm" and all(value > 0 for _, y in curves.values() for value in y):
+            ax.set_yscale("log")  # which has no place for 0
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
         ax.set_title({"eval": "success on held-out levels"}.get(column, column), fontsize=9)
+        ax.set_xlabel("iteration", fontsize=8)
     if len(runs) > 1:
         axes[0].legend(fontsize=8)
     plt.show()

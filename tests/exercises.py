@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import ragen_mini
-from checks import ROOT, Exercise, envs, results, rm
+from checks import ROOT, Exercise, envs, given, results, rm
 
 SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, for those who gave none
 MOST_ITERATIONS = 30
@@ -43,6 +43,7 @@ def play_moves(answer, world, seed):
     env = envs.make(world)
     env.reset(seed)
     moves = answer(copy.deepcopy(env)) if "env" in inspect.signature(answer).parameters else answer()
+    given(moves)
     info = {"success": False}
     for move in list(moves)[:10]:
         if not env.over:
@@ -55,7 +56,7 @@ def one_step(answer, seed, rate, state, action):  # in FrozenLake
     env.reset(seed)
     state = env.state if state is None else tuple(state)
     total = {}
-    listed = answer(env, state, action)
+    listed = given(answer(env, state, action))
     for chance, cell, reward, over in listed:
         before = total.get(str(tuple(cell)), [0.0])[0]
         total[str(tuple(cell))] = [before + float(chance), float(reward), bool(over)]
@@ -65,7 +66,7 @@ def one_step(answer, seed, rate, state, action):  # in FrozenLake
 def both_players(answer, world, seed, horizon, rate=0.8):
     env = envs.make(world, rate)
     env.reset(seed)
-    curves = answer(env, horizon)
+    curves = given(answer(env, horizon))
     return {"random": [float(x) for x in curves[0]], "optimal": [float(x) for x in curves[1]]}
 
 
@@ -92,7 +93,12 @@ def make_batch(answer, episodes):  # each: its pieces, the reward of its last to
         traj = written(rm.Trajectory(None, 0, 10), pieces)
         traj.reward[-1] = reward
         trajs.append(traj)
-    batch = answer(trajs, "cpu")
+    batch = dict(given(answer(trajs, "cpu")))
+    columns = torch.tensor([len(traj.ids) - 1 for traj in trajs])
+    behind = torch.arange(columns.max()) >= columns[:, None]  # tokens behind an episode's end: any will do
+    for key in ("inputs", "targets"):
+        if isinstance(batch[key], torch.Tensor) and batch[key].shape == behind.shape:
+            batch[key] = batch[key].masked_fill(behind, 0)
     return {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
 
 
@@ -101,13 +107,13 @@ def logps_and_gradient(answer, seed, temperature, c=3, V=5):
     head = torch.nn.Linear(4, V, bias=False)
     head.weight.data = torch.randn(V, 4, generator=g)
     hidden = torch.randn(c, 4, generator=g, requires_grad=True)
-    logp, entropy = answer(head, hidden, torch.randint(V, (c,), generator=g), temperature)
+    logp, entropy = given(answer(head, hidden, torch.randint(V, (c,), generator=g), temperature))
     gradient, = torch.autograd.grad(logp.sum() + 2 * entropy.sum(), hidden)
     return {"logp": logp, "entropy": entropy, "gradient": gradient}
 
 
 def kept_prompts(answer, R, keep):
-    kept = answer(R, keep)
+    kept = given(answer(R, keep))
     if not isinstance(kept, torch.Tensor) or kept.is_floating_point():
         raise TypeError("should return a tensor with the numbers of the kept prompts")
     return {"kept": sorted(kept.tolist())}
@@ -115,7 +121,7 @@ def kept_prompts(answer, R, keep):
 
 def loss_and_gradient(answer, ratio, adv, entropy, cfg):
     logp = ratio.log().requires_grad_()
-    loss, clipped = answer(logp, entropy, torch.zeros_like(logp), adv, cfg)
+    loss, clipped = given(answer(logp, entropy, torch.zeros_like(logp), adv, cfg))
     gradient, = torch.autograd.grad(loss.sum(), logp)
     return {"loss": loss, "clipped": clipped, "gradient": gradient}
 
@@ -153,7 +159,7 @@ def two_steps(answer, seed, lengths, scale, critic):
     before = ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS
     ragen_mini.MICRO_TOKENS = rm.MICRO_TOKENS = 2 * T
     try:
-        stats = [answer(batch, rows, models, settings_of()) for _ in range(2)]
+        stats = [given(answer(batch, rows, models, settings_of())) for _ in range(2)]
     finally:
         ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS = before
     steps = getattr(optimizer, "seen", [])
@@ -166,7 +172,7 @@ def two_steps(answer, seed, lengths, scale, critic):
 
 
 def accepted(answer):
-    settings = answer()
+    settings = given(answer())
     cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
     return {f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
             "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,
@@ -183,6 +189,11 @@ def expected_advantages(N=4):
     return tuple(means)
 
 
+def on_paper(answer):
+    found = results("mean only", "divided by the std")(answer)
+    return {name: round(float(number), 3) for name, number in found.items()}
+
+
 def collapse_rows():  # -> config, rows of the run that is read
     file, run = COLLAPSE
     for line in file.read_text().splitlines():
@@ -191,15 +202,17 @@ def collapse_rows():  # -> config, rows of the run that is read
             return packed["config"], packed["rows"]
 
 
-def order_of_alarm(columns=("entropy", "grad_norm", "reward_std", "valid")):
-    """The first iteration after 25 at which a column is beyond twice, or below half, its mean over 15 to 25."""
-    _, rows = collapse_rows()
+def order_of_alarm(log, columns=("entropy", "reward_std", "valid"), window=5, factor=2, band=(15, 25)):
+    """The columns whose median over the last five iterations was, after 25, once beyond twice or below half the median over
+    15 to 25; the first one first."""
     first = {}
     for column in columns:
-        usual = np.mean([row[column] for row in rows if 15 <= row["iteration"] <= 25])
-        first[column] = min(row["iteration"] for row in rows if row["iteration"] > 25
-                            and not usual / 2 <= row.get(column, usual) <= 2 * usual)
-    return sorted(columns, key=first.get)
+        usual = np.median([row[column] for row in log if band[0] <= row["iteration"] <= band[1]])
+        for i in range(band[1] + 1, len(log)):  # log[i] is iteration i
+            recent = [row[column] for row in log[i + 1 - window:i + 1]]
+            if not usual / factor <= np.median(recent) <= usual * factor:
+                first.setdefault(column, i)
+    return sorted(first, key=first.get)
 
 
 # ---------------------------------------------------------------------------------------------- bugs to hunt
@@ -223,12 +236,14 @@ class Table(torch.nn.Module):
 def a_batch(seed):
     steps = random_steps(seed)
     g = torch.Generator().manual_seed(seed)
-    return {"inputs": torch.randint(9, steps["mask"].shape, generator=g), "mask": steps["mask"], "reward": steps["reward"]}
+    penalty = -0.3 * torch.rand(steps["mask"].shape, generator=g) * steps["mask"]
+    inputs = torch.randint(9, steps["mask"].shape, generator=g)
+    return {"inputs": inputs, "mask": steps["mask"], "reward": steps["reward"]}, penalty
 
 
 def advantages_of(answer, seed):
-    batch = a_batch(seed)
-    answer(batch, torch.zeros_like(batch["reward"]), Table(), settings_of())
+    batch, penalty = a_batch(seed)
+    answer(batch, penalty, Table(), settings_of())
     return {key: batch[key] for key in ("adv", "value", "ret")}
 
 
@@ -299,6 +314,10 @@ EXERCISES = {
         ("V is the chance to have won, not a sum of it over the steps", "V[not_over] = pick", "V[not_over] += pick"),
         ("where the episode is over nothing changes any more: a win stays a win", "V[not_over] = pick(Q[not_over], axis=1)",
          "V = pick(Q, axis=1)"),
+        ("you play on after the end: where an outcome says `over`, nothing more happens",
+         "    states, table = transitions(env, horizon)",
+         "    env.outcomes = lambda s, a, ask=env.outcomes: [(p, new, r, False) for p, new, r, _ in ask(s, a)]\n"
+         "    states, table = transitions(env, horizon)"),
         ("the worst action is not the best player's", "np.max", "np.min"),
     ]),
     "parse_answer": Exercise("3 words become actions", 1, rm.parse_answer, results("actions"), [
@@ -307,13 +326,31 @@ EXERCISES = {
             "<think>Hm.</think><answer> Up ||Left</answer>",
             "<think>a < b</think>\n<answer> UP </answer>\n",
             "<think>x</think><answer>Up||Up||Up||Up||Up</answer>",
+            "<think>x</think><answer>Up||Up||Up||jump</answer>",
+            "<think>two\nlines</think><answer>Down</answer>",
             "<answer>Down</answer>",
+            " <think>x</think><answer>Down</answer>",
             "<think>x</think><answer>Down || jump</answer>",
             "<think>x</think><answer></answer>",
+            "<think>x</think><answer>Down||</answer>",
             "<think>x</think><answer>Down</answer> and more",
             "So: <think>x</think><answer>Down</answer>",
             "<think>x</think>so<answer>Down</answer>",
-            "<think>x</think><answer>Down</answer><answer>Up</answer>")], [
+            "<think>x</think><answer>Down</answer><answer>Up</answer>",
+            "<think>x</think><think>y</think><answer>Down</answer>",
+            "<think>an <answer> in it</think><answer>Down</answer>",
+            "<think>x</think><answer>Down</answer><think>y</think><answer>Up</answer>")], [
+        ("nothing may stand before the thought, white space neither", "SHAPE.fullmatch(text)", "SHAPE.fullmatch(text.lstrip())"),
+        ("a thought may have several lines: in a pattern `.` is any letter but a line break, unless re.DOTALL is given",
+         "SHAPE.fullmatch(text)", "re.fullmatch(SHAPE.pattern, text)"),
+        ("no tag may stand inside the thought, such as a second pair", "SHAPE.fullmatch(text)",
+         r're.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*", text, re.S)'),
+        ("no tag may stand inside the thought, such as a second pair", "SHAPE.fullmatch(text)",
+         r're.fullmatch(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", text, re.S)'),
+        ("one unknown action makes the whole text invalid, also behind the first `limit`",
+         "found[2].split(\"||\")", "found[2].split(\"||\")[:limit]"),
+        ("an empty action is an unknown one", "if word not in known:\n            return None",
+         "if not word:\n            continue\n        if word not in known:\n            return None"),
         ("you accept text behind the answer", "SHAPE.fullmatch", "SHAPE.match"),
         ("you accept text behind and before the answer", "SHAPE.fullmatch", "SHAPE.search"),
         ("at most `limit` actions are used", "chosen[:limit]", "chosen"),
@@ -345,6 +382,10 @@ EXERCISES = {
          "self.reward.append(0.0)", "pass"),
         ("answer_start is where the *next* answer begins, behind the message", "self.answer_start = len(self.ids)",
          "self.answer_start = len(self.ids) - len(ids)"),
+        ("answer_start moves with every token of the answer: only a message sets it",
+         "self.reward.append(0.0)", "self.reward.append(0.0)\n        self.answer_start = len(self.ids)"),
+        ("answer_start moves with every token of the answer: only a message sets it",
+         "self.reward.append(0.0)", "self.reward.append(0.0)\n        self.answer_start = len(self.ids) - 1"),
         ("answer_start is not set", "self.answer_start = len(self.ids)", "pass"),
         ("the log-probability belongs into old_logp", "self.old_logp.append(logp)", "self.old_logp.append(0.0)"),
     ]),
@@ -369,6 +410,8 @@ EXERCISES = {
     "logps_from_hidden": Exercise("6 log-probabilities and entropy", 1.5, rm.logps_from_hidden, logps_and_gradient, [
         dict(seed=0, temperature=1.0), dict(seed=1, temperature=0.5)], [
         ("the temperature is missing: the tokens were sampled from softmax(logits / temperature)", " / temperature", ""),
+        ("the division by the temperature comes first, then log_softmax: else the probabilities do not sum to 1",
+         "(head(hidden).float() / temperature).log_softmax(-1)", "head(hidden).float().log_softmax(-1) / temperature"),
         ("logits are *divided* by the temperature", " / temperature", " * temperature"),
         ("the entropy has the wrong sign: it is -sum p log p, at least 0", "-(logp.exp() * logp)", "(logp.exp() * logp)"),
         ("the softmax runs over the vocabulary, the last dimension", "log_softmax(-1)", "log_softmax(0)"),
@@ -446,6 +489,13 @@ EXERCISES = {
         ("the advantage starts anew after every message: what happens in later turns is lost",
          "delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage, 0.0)"),
         ("the environment's tokens have advantage 0", "next_advantage * ours", "next_advantage"),
+        ("advantage and ret should be 0 at the environment's tokens", "next_advantage * ours", "next_advantage",
+         "(advantage + value) * mask", "advantage + value"),
+        ("the environment's tokens have advantage 0", "next_advantage * ours",
+         "torch.where(ours, next_advantage, delta + gamma * lam * next_advantage)"),
+        ("advantage and ret should be 0 at the environment's tokens", "next_advantage * ours",
+         "torch.where(ours, next_advantage, delta + gamma * lam * next_advantage)",
+         "(advantage + value) * mask", "advantage + value"),
         ("lambda is missing", "gamma * lam *", "gamma *"),
         ("gamma is missing before A_t'", "gamma * lam *", "lam *"),
         ("gamma is missing before v_t'", "gamma * next_value", "next_value"),
@@ -494,9 +544,15 @@ EXERCISES = {
          "torch.max((value - ret).abs(), (clipped - ret).abs())"),
     ]),
     "gradient_step": Exercise("12 a step by micro-batches", 1.5, rm.gradient_step, two_steps, [
-        dict(seed=0, lengths=[7, 5, 3, 7, 4], scale=0.05, critic=False),
-        dict(seed=1, lengths=[7, 5, 3, 7, 4], scale=0.1, critic=True),
-        dict(seed=2, lengths=[7, 5, 3, 7, 4], scale=30.0, critic=True)], [
+        dict(seed=0, lengths=[8, 4, 2, 8, 5], scale=0.05, critic=False),
+        dict(seed=1, lengths=[8, 4, 2, 8, 5], scale=0.1, critic=True),
+        dict(seed=2, lengths=[8, 4, 2, 8, 5], scale=30.0, critic=True)], [
+        ("a mean of the parts' means: a token of a small part would count more than one of a large part",
+         "loss = loss.sum() / n", "loss = loss.mean() / len(list(micro_batches(batch, rows)))",
+         "part[\"ret\"][mask]).sum() / n", "part[\"ret\"][mask]).mean() / len(list(micro_batches(batch, rows)))"),
+        ("both networks were shortened together: each network's gradient is shortened on its own",
+         "for network in models.optimizer.param_groups:",
+         "for network in [{\"params\": [w for group in models.optimizer.param_groups for w in group[\"params\"]]}]:"),
         ("divide by the tokens of *all* parts together: a mean over each part, added up, is too large",
          "loss = loss.sum() / n", "loss = loss.mean()"),
         ("you divide by rows times columns: pads and the world's tokens are no trained tokens",
@@ -520,14 +576,27 @@ EXERCISES = {
     "returns": Exercise("14a bug: returns", 0.5, rm.returns, results("R"), [
         dict(trajs=[SimpleNamespace(R=float(i)) for i in range(6)], cfg=settings_of(rollouts=3))],
          [(STILL, *BUGS["returns"])]),
-    "add_ppo_advantages": Exercise("14b bug: add_ppo_advantages", 0.5, rm.add_ppo_advantages, advantages_of, [dict(seed=0)],
-                                   [(STILL, *BUGS["add_ppo_advantages"])]),
+    "add_ppo_advantages": Exercise("14b bug: add_ppo_advantages", 0.5, rm.add_ppo_advantages, advantages_of, [dict(seed=0)], [
+        (STILL, *BUGS["add_ppo_advantages"]),
+        ("the mean is right now, but the std is still that of all tokens", "adv[mask].std(", "adv.std("),
+        ("the std is right now, but the mean is still that of all tokens", "adv[mask].mean()", "adv.mean()"),
+        ("the line is repaired, but the penalty is a negative reward: it is added", "+ penalty", "- penalty"),
+        ("the line was all right: the penalty is a negative reward and is added", *BUGS["add_ppo_advantages"],
+         "+ penalty", "- penalty"),
+    ]),
     "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, [dict(seed=0, greedy=False), dict(seed=0, greedy=True)],
                        [(STILL, *BUGS["sample"])]),
     "take_turn": Exercise("14d bug: take_turn", 0.5, rm.take_turn, play_turn, [
         dict(text="I go . <|im_end|>"), dict(text="I go . </think> <answer> Down </answer> <|im_end|>")],
          [(STILL, *BUGS["take_turn"])]),
     "paradox": Exercise("15 the bandit paradox, on paper", 0.5, expected_advantages,
-        results("mean only", "divided by the std"), [{}], show_spec=False),
-    "collapse": Exercise("16 what moved first?", 0.5, order_of_alarm, results("order"), [{}], show_spec=False),
+        on_paper, [{}], [
+        ("that is with the population's std (divided by N), we take the sample's (N - 1)", "norm)[0, 0].item()",
+         "norm)[0, 0].item() * (1 if norm == \"mean\" else (N / (N - 1)) ** 0.5)"),
+        ("norm=\"mean\" comes first, then norm=\"std\"", "tuple(means)", "tuple(means[::-1])"),
+    ], show_spec=False),
+    "collapse": Exercise("16 what moved first?", 0.5, order_of_alarm, results("order"), [dict(log=collapse_rows()[1])], [
+        ("one iteration is noise: take the median over five", "np.median(recent)", "recent[-1]"),
+        ("the order is the wrong way round", "key=first.get", "key=lambda column: -first[column]"),
+    ], show_spec=False),
 }

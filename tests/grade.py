@@ -38,7 +38,7 @@ from pathlib import Path
 
 import torch
 
-from checks import ROOT, TESTS, UNWRITTEN, advise, envs, first_difference, outcome, rm
+from checks import ROOT, TESTS, UNWRITTEN, advise, cut, envs, first_difference, first_place, outcome, rm, short_input
 import course  # below checks, which says where the project is
 import exercises
 import hidden_checks
@@ -277,8 +277,11 @@ def why_not(name, found, errors, cells):  # -> what is wrong with an exercise; n
         yours, error = outcomes[number]
         if error == UNWRITTEN:
             return error
+        inputs = ", ".join(f"{key} {cut(short_input(value), 60)}" for key, value in cases[number].items())
+        case = f"case {number + 1} of {len(cases)}" + f" ({cut(inputs, 160)})" * bool(inputs)
+        what = error or f"differs in {first_place(yours, spec)}"
         hint = advise(exercise, outcomes, yours, spec, error)
-        return f"case {number + 1} of {len(cases)}: {error or hint or 'differs'}"
+        return f"{case}: {what}" + f". Perhaps: {hint}" * bool(hint)
     except Exception as error:  # what came back has another form than an answer
         return f"no answer ({type(error).__name__})"
 

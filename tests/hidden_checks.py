@@ -70,7 +70,7 @@ def texts():
     hostile = [Hostile("<think>" * (long // 7)), Hostile("<think></think><answer>" + "||" * (long // 2)),
      Hostile("<think>" + " " * long)]
     hostile += [Hostile("<think></think>" + " " * long), Hostile("<think></think>" * (long // 15))]
-    plain = ["", "<think>x", "Well. <think>x</think><answer>Up</answer> Bye.", "<think></think><answer>LEFT</answer>",
+    plain = ["", "\n<think>x</think><answer>Up</answer>", "<think>x", "<think>x</think></think><answer>Up</answer>", "Well. <think>x</think><answer>Up</answer> Bye.", "<think></think><answer>LEFT</answer>",
      "<think>x<think></think><answer>Up</answer>",
              "<think>x</think><answer><answer>Up</answer>", "<think>two\nlines</think><answer>Up</answer>\n",
              "<think>x</think><answer>Up||</answer>", "<think>x</think><answer>Up Down</answer>",
@@ -99,7 +99,8 @@ CASES = {
     "yardsticks": [dict(world="frozenlake", seed=seed, horizon=5, rate=rate) for seed in SEEDS for rate in (1 / 3, 0.9)]
     + [dict(world="sokoban", seed=seed, horizon=6) for seed in SEEDS] + [dict(world="bandit_rev", seed=1, horizon=1)],
     "parse_answer": [dict(text=text, actions=MOVES, limit=4) for text in texts()] + [
-        dict(text="<think>.</think><answer>trader</answer>", actions=("Librarian", "Trader"), limit=1)],
+        dict(text="<think>.</think><answer>trader</answer>", actions=("Librarian", "Trader"), limit=1),
+        dict(text="<think>.</think><answer>Up || Up || fly</answer>", actions=MOVES, limit=2)],
     "Trajectory": [dict(pieces=[("world", [0, 0]), ("model", [(0, -0.9)])]),
                    dict(pieces=[("world", [3]), ("model", [(4, -0.2), (4, 0.0)]), ("world", [0, 5]), ("model", [(1, -2.0)]),
                     ("world", [9])])],

@@ -21,10 +21,10 @@ import exercises
 import grade
 from answers import SOLVED, notebook, save, with_cell
 from test_tutorial import GRADED, lists, loses_its_points
-from wrong_answers import WRONG
+from wrong_answers import RIGHT, WRONG
 
 ROOT = checks.ROOT
-SHORTER = {"train": ("settings() | dict(", "dict(iterations=2) | settings() | dict("),  # settings of one's own stay as they are
+SHORTER = {"train": ("chosen = settings()", "chosen = dict(iterations=2) | settings()"),  # settings of one's own stay as they are
            "train-paradox": ("iterations=20", "iterations=2")}
 
 
@@ -135,6 +135,7 @@ rm.gae = rm.policy_loss = checks.rm.policy_loss = lambda *args: None
 def the_class(folder):  # -> {student: points}
     def wrong(name):
         return WRONG[name][0][1]
+    own_words = {name: right[0] for name, right in RIGHT.items()}
     half = {name: SOLVED[name] for name in list(SOLVED)[:9]}
     broken = dict(SOLVED) | {"gae": "def gae(:\n    return"}
     endless = MOST | {"gae": "def gae(reward, value, mask, gamma, lam):\n    while True:\n        pass"}
@@ -147,6 +148,7 @@ def the_class(folder):  # -> {student: points}
     deleted["cells"] = [cell for cell in deleted["cells"] if not cell["id"].startswith(("gae", "collate"))]
     books = {
         "right": (notebook(SOLVED), 20), "untouched": (notebook(), 0), "half": (notebook(half), 9.5),
+        "own-words": (notebook(MOST | own_words), 19),
         "syntax": (notebook(broken | {"settings": "settings = 3"}), 16.5), "endless": (notebook(endless), 16.5),
         "endless-cell": (with_cell(notebook(MOST), "while True:\n    pass"), 19), "exits": (notebook(exits), 16.5),
         "deletes": (deleted, 15), "prints": (with_cell(notebook(MOST), "print('x' * 100_000_000)"), 19),

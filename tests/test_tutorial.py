@@ -1,6 +1,8 @@
 """tutorial.ipynb: its form, its checks against what students write, and that both meet in its cells. Kernels, nbgrader and
 whole classes take longer: slow_course.py."""
 import ast
+import itertools
+import json
 import math
 import re
 
@@ -14,10 +16,11 @@ import checks
 import course
 import envs
 import exercises
+import grade
 import hidden_checks
 import plots
 import ragen_mini as rm
-from wrong_answers import RIGHT, WRONG
+from wrong_answers import FILTER, RIGHT, WRONG, change
 
 BOOK = answers.notebook()
 CODE = [cell for cell in BOOK["cells"] if cell["cell_type"] == "code"]
@@ -34,7 +37,7 @@ def cell_of(name):
 
 
 def run(text, name):  # -> what the cell defines
-    space = dict(torch=torch, np=np, rm=rm, envs=envs, re=re, math=math, Counter=dict)
+    space = dict(__name__="__main__", torch=torch, np=np, rm=rm, envs=envs, re=re, math=math, Counter=dict)
     exec(text, space)
     return space[name]
 
@@ -75,7 +78,9 @@ def test_points_and_exercises_in_the_text():
     """The table at the top adds up, and every exercise's points stand in its heading."""
     table = re.findall(r"^\| \d .*?\| .*? \| (\d+) \| (\d+) \|", source(BOOK["cells"][0]), re.M)
     assert sum(int(points) for points, _ in table) == 20
-    text = "".join(source(cell) for cell in BOOK["cells"] if cell["cell_type"] == "markdown")
+    text = "\n".join(source(cell) for cell in BOOK["cells"] if cell["cell_type"] == "markdown")
+    for part, (_, minutes) in zip(re.split(r"^## ", text, flags=re.M)[1:6], table):  # those of the bug hunt stand in its text
+        assert sum(map(int, re.findall(r"### Exercise .*?(\d+) minutes\)", part))) == int(minutes)
     core = re.findall(r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?", text)
     assert [int(number) for number, *_ in core] == [number for number in range(17) if number != 14]
     assert sum(int(minutes) for *_, minutes, marked in core if marked) <= 90
@@ -186,11 +191,45 @@ def test_replacing_the_shipped_functions_fools_nobody(monkeypatch):
     assert not checks.check(exercise, run(RIGHT["yardsticks"][0], "yardsticks"), exercise.cases)
 
 
+def remark(name, text):
+    """What grade.py says of an answer: in its process the notebook's imports have run, and no cell that was given."""
+    space = {"__name__": "__main__"}
+    exec(grade.preamble(), space)
+    exec(text, space)
+    found = json.loads(json.dumps(grade.outcomes_of(name, space[name])))
+    return grade.why_not(name, {name: found}, {}, [text])
+
+
+def test_grade_accepts_right_answers_and_says_what_differs():
+    for name in ("collapse", "collate", "paradox", "moves"):
+        assert not any(remark(name, text) for text in RIGHT[name])
+    said = remark("uncertainty_filter", change(FILTER, "k).indices", "k).indices[:1]"))
+    assert "case 1 of" in said and "keep 0.5" in said and "kept: 1 entries, wanted 2" in said
+    said = remark("parse_answer", WRONG["parse_answer"][-1][1])
+    assert '["Librarian", "Trader"]' in said and "differs in actions" in said
+
+
 def test_learned_needs_more_than_chance(monkeypatch, capsys):
     def rows(before, after):
         return [{"eval": {"sokoban": before}}, {"reward": 1.0}, {"eval": {"sokoban": after}}]
     assert course.learned(rows(0.4, 0.6)) and not course.learned(rows(0.4, 0.45)) and not course.learned(rows(0.6, 0.4))
     assert not course.learned(rows(0.4, 0.9)[:1])
+    said = capsys.readouterr().out
+    assert "before 0.40, 95% interval 0.34 to 0.46" in said and "it has grown" in said and "not grown" in said
+    monkeypatch.setitem(course.RESULTS, "settings", True)
+    course.earned("settings")
+    assert capsys.readouterr().out == "1 of 1 points\n"
+
+
+def test_zero_is_drawn(monkeypatch):
+    """A logarithmic axis has no place for it."""
+    monkeypatch.setattr(plt, "show", lambda: None)
+    runs = course.spoilt_runs()
+    course.draw_runs({"right": runs["right, ppo"], "with the bug": runs["sample"]}, ["reward_std", "grad_norm"])
+    spread, norms = plt.gcf().axes
+    assert spread.get_yscale() == "linear" and spread.get_ylim()[0] < 0 and spread.get_xlabel() == "iteration"
+    assert len(spread.lines[1].get_ydata()) == 20
+    plt.close("all")
 
 
 # ------------------------------------------------------------------------------------------- text and shipped logs
@@ -201,9 +240,23 @@ def test_the_paradox_on_paper():
 
 def test_the_collapse_is_as_the_text_says():
     config, rows = exercises.collapse_rows()
-    assert config["starpo_s"] and config["env"] == "bandit" and exercises.order_of_alarm()[0] == "grad_norm"
-    assert exercises.order_of_alarm()[-1] == "reward_std" and min(row["valid"] for row in rows[50:]) < 0.1 < 0.9 < rows[20]["valid"]
-    assert max(row["entropy"] for row in rows[40:]) > 5 * rows[25]["entropy"]
+    assert config["starpo_s"] and config["env"] == "bandit" and config["lr"] > 1e-3 and rows[-1]["iteration"] == 60
+    assert all(row["iteration"] == i for i, row in enumerate(rows))
+    valid, norms = [row.get("valid", 1.0) for row in rows], [row["grad_norm"] for row in rows[15:26]]
+    assert min(valid[15:37]) > 0.9 and f"{max(valid[41:]):.2f}" == "0.77"
+    assert [i for i in range(15, 61) if valid[i] < 0.5] == [42, 43, 44, 54, 55, 56, 57, 58]
+    evaluated = [row["eval"]["bandit"] for row in rows[20:] if "eval" in row]
+    assert evaluated[:2] == [1, 1] and min(evaluated) > 0.9
+    assert f"{max(norms):.1f}" == "0.7" and f"{min(norms):.3f}" == "0.001"
+
+
+def test_what_moved_first_does_not_hang_on_the_rule():
+    _, rows = exercises.collapse_rows()
+    assert exercises.order_of_alarm(rows) == ["entropy", "valid"]
+    assert exercises.order_of_alarm(rows[:39]) == [] and exercises.order_of_alarm(rows[:40]) == ["entropy"]
+    assert exercises.order_of_alarm(rows[:44]) == ["entropy"] and exercises.order_of_alarm(rows[:45]) == ["entropy", "valid"]
+    for window, factor, band in itertools.product((5, 7), (1.5, 2, 3), ((10, 25), (15, 25), (15, 30))):
+        assert exercises.order_of_alarm(rows, window=window, factor=factor, band=band) == ["entropy", "valid"]
 
 
 def test_the_spoilt_runs_show_what_the_text_says():

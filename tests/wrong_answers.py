@@ -93,6 +93,13 @@ def collate(trajs, device):
     return out
 """
 
+PAD_THEN_SLICE = """
+def collate(trajs, device):
+    ids = rm.pad([traj.ids for traj in trajs], device)
+    batch = {key: rm.pad([getattr(traj, key) for traj in trajs], device)[:, 1:] for key in ("mask", "old_logp", "reward")}
+    return batch | {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
+"""
+
 LOGPS = """
 def logps_from_hidden(head, hidden, targets, temperature):
     probs = torch.softmax(head(hidden) / temperature, dim=-1)
@@ -165,13 +172,35 @@ def gradient_step(batch, rows, models, cfg):
     return {"grad_norm": float(norms[0])}
 """
 
+COLLAPSE = """
+def collapse(log):
+    moved = {}
+    for name in ("entropy", "reward_std", "valid"):
+        band = np.median([row[name] for row in log[15:26]])
+        for row in log[26:]:
+            i = row["iteration"]
+            now = np.median([log[j][name] for j in range(i - 4, i + 1)])
+            if name not in moved and (now > 2 * band or now < band / 2):
+                moved[name] = i
+    return sorted(moved, key=moved.get)
+"""
+
+PPO = """
+def add_ppo_advantages(batch, penalty, critic, cfg):
+    mask = batch["mask"]
+    batch["value"] = rm.on_grid(lambda part: rm.token_values(critic, part), batch)
+    adv, batch["ret"] = rm.gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
+    ours = adv[mask]
+    batch["adv"] = torch.where(mask, (adv - ours.mean()) / (ours.std(correction=0) + 1e-8), 0.0)
+"""
+
 RIGHT = {
     "outcomes": [OUTCOMES, change(OUTCOMES, "(k + 1) % 4], env.actions[(k + 3) % 4]", "(k - 1) % 4], env.actions[k - 3]")],
     "yardsticks": [YARDSTICKS, change(YARDSTICKS, "return [[", "return np.array([[", "(False, True)]", "(False, True)])")],
     "parse_answer": [PARSE],
     "Trajectory": [TRAJECTORY],
     "collate": [COLLATE, change(COLLATE, "torch.zeros(len(trajs), T - 1)",
-        "torch.zeros(len(trajs), T - 1, dtype=torch.float64)")],
+        "torch.zeros(len(trajs), T - 1, dtype=torch.float64)"), PAD_THEN_SLICE],
     "logps_from_hidden": [LOGPS, """
 def logps_from_hidden(head, hidden, targets, temperature):
     choice = torch.distributions.Categorical(logits=head(hidden).double() / temperature)
@@ -200,6 +229,8 @@ def uncertainty_filter(R, keep):
     "gradient_step": [STEP],
     "moves": ["def moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n    return tuple(['Up'] + envs.solve(room))"],  # a detour
     "paradox": ["def paradox():\n    return [0.075, -0.75]"],
+    "collapse": [COLLAPSE, "def collapse(log):\n    return ('entropy', 'valid')"],
+    "add_ppo_advantages": [PPO],
 }
 
 WRONG = {
@@ -220,7 +251,8 @@ WRONG = {
         ("takes the maximum", change(YARDSTICKS, "max(Q) if best else sum(Q) / len(Q)", "sum(Q) / len(Q)")),
         ("probabilities", change(YARDSTICKS, "p * V", "V")),
         ("random comes first", change(YARDSTICKS, "(False, True)]", "(True, False)]")),
-        ("Yours", change(YARDSTICKS, "h == 0 or over", "h == 0")),
+        ("play on after the end", change(YARDSTICKS, "h == 0 or over", "h == 0")),
+        ("nothing was returned", change(YARDSTICKS, "return [[", "curves = [[")),
         ("Yours", change(YARDSTICKS, "sum(p * V(new, end, h - 1, best) for p, new, _, end in env.outcomes(state, action))",
                          "V(*[(new, end) for p, new, _, end in env.outcomes(state, action)][0], h - 1, best)"))],
     "parse_answer": [
@@ -235,9 +267,16 @@ WRONG = {
         ("not an empty list", change(PARSE, "if match is None:\n        return None",
          "if match is None:\n        return []")),
         ("may hold <", change(PARSE, "(.*?)</think>", "([^<]*)</think>")),
-        ("", change(PARSE, ', re.DOTALL', '')),
-        ("", change(PARSE, 'tag in ("<think>", "</think>", "<answer>", "</answer>")', 'tag in ("<think>",)',
-         ">(.*?)</answer>", ">(.*)</answer>"))],
+        ("several lines", change(PARSE, ', re.DOTALL', '')),
+        ("no tag may stand", change(PARSE, 'tag in ("<think>", "</think>", "<answer>", "</answer>")', 'tag in ("<think>",)',
+         ">(.*?)</answer>", ">(.*)</answer>")),
+        ("no tag may stand inside the thought", change(PARSE, "if any(tag", "if False and any(tag")),
+        ("no tag may stand inside the thought", change(PARSE, "match.groups() for tag", "[match.group(2)] for tag")),
+        ("white space neither", change(PARSE, "DOTALL)", "DOTALL)", 'r"<think>', 'r"\\s*<think>')),
+        ("behind the first `limit`", change(PARSE, '.split("||")', '.split("||")[:limit]')),
+        ("empty action", change(PARSE, '.split("||")]', '.split("||") if w.strip()]')),
+        ("nothing was returned", change(PARSE, "return [names", "[names")),
+        ("", change(PARSE, "for a in actions", 'for a in ("Up", "Down", "Left", "Right")'))],
     "Trajectory": [
         ("train the world's tokens", change(TRAJECTORY, "append(False)", "append(True)")),
         ("end of turn is not trained", change(TRAJECTORY, "[True]", "[token != 0]")),
@@ -247,6 +286,8 @@ WRONG = {
         ("answer_start", change(TRAJECTORY, "        self.answer_start = len(self.ids)\n", "")),
         ("*next* answer", change(TRAJECTORY, "        self.answer_start = len(self.ids)\n", "", "        for token in ids:",
          "        self.answer_start = len(self.ids)\n        for token in ids:")),
+        ("moves with every token", change(TRAJECTORY, "        self.answer_start = len(self.ids)\n", "") +
+         "        self.answer_start = len(self.ids)\n"),
         ("belongs into old_logp", change(TRAJECTORY, "[logp]", "[0.0]"))],
     "collate": [
         ("the mask is one column off", change(COLLATE, "traj.mask[1:]", "traj.mask[:-1]")),
@@ -261,6 +302,11 @@ WRONG = {
     "logps_from_hidden": [
         ("temperature is missing", change(LOGPS, " / temperature", "")),
         ("*divided*", change(LOGPS, " / temperature", " * temperature")),
+        ("then log_softmax", """
+def logps_from_hidden(head, hidden, targets, temperature):
+    logp = torch.log_softmax(head(hidden), dim=-1) / temperature
+    return logp[torch.arange(len(targets)), targets], -(logp.exp() * logp).sum(-1)
+"""),
         ("wrong sign", change(LOGPS, "-(probs", "(probs")),
         ("over the vocabulary", change(LOGPS, "temperature, dim=-1", "temperature, dim=0")),
         ("not of the likeliest", change(LOGPS, "torch.arange(len(targets)), targets",
@@ -298,6 +344,8 @@ WRONG = {
          "                ret[b, t] = A + value[b, t]\n            v = value[b, t]\n")),
         ("must not discount", change(GAE, "                ret[b, t] = A + v\n",
          "                ret[b, t] = A + v\n            else:\n                A = gamma * lam * A\n")),
+        ("ret should be 0 at", change(GAE, "                advantage[b, t] = A\n                ret[b, t] = A + v\n",
+         "            advantage[b, t] = A\n            ret[b, t] = A + value[b, t]\n")),
         ("starts anew", change(GAE, "                ret[b, t] = A + v\n",
          "                ret[b, t] = A + v\n            else:\n                A = 0.0\n")),
         ("lambda is missing", change(GAE, "gamma * lam * A", "gamma * A")),
@@ -340,6 +388,12 @@ WRONG = {
         ("MAX_GRAD_NORM", change(STEP, '(g["params"], rm.MAX_GRAD_NORM)', '(g["params"], 1e9)')),
         ("critic is not trained", change(STEP, "if models.critic is not None:", "if False:")),
         ("never steps", change(STEP, "    models.optimizer.step()\n", "")),
+        ("parts' means", change(STEP, "(loss / count)", "(loss / mask.sum() / parts)", "    count =",
+         "    parts = len(list(rm.micro_batches(batch, rows)))\n    count =")),
+        ("each network's gradient", change(STEP, 'clip_grad_norm_(g["params"], rm.MAX_GRAD_NORM) for g in models.optimizer.param_groups]',
+         'clip_grad_norm_([w for g in models.optimizer.param_groups for w in g["params"]], rm.MAX_GRAD_NORM)]')),
+        ("of gradient_step: 'NoneType'", change(STEP, "if models.critic is not None:", "if True:")),
+        ("nothing was returned", change(STEP, 'return {"grad_norm"', '{"grad_norm"')),
         ("Yours", change(STEP, "(loss / count).backward()", "total = loss / count", "    norms =",
          "    total.backward()\n    norms ="))],
     "moves": [("Yours", "def moves():\n    return ['Up'] * 10"), ("jump", "def moves():\n    return ['jump']")],
@@ -347,8 +401,14 @@ WRONG = {
                  ("Yours", "def settings():\n    return dict(env='sokoban', iterations=5, eval_every=0)"),
                  ("chess", "def settings():\n    return dict(env='chess')"),
                   ("unexpected", "def settings():\n    return dict(world='sokoban')")],
-    "paradox": [("Yours", "def paradox():\n    return 0.075, 0.75"), ("2 things", "def paradox():\n    return 0.075")],
-    "collapse": [("Yours", "def collapse():\n    return ['entropy', 'grad_norm', 'reward_std', 'valid']")],
+    "paradox": [("Yours", "def paradox():\n    return 0.075, 0.75"), ("2 things", "def paradox():\n    return 0.075"),
+                ("population", "def paradox():\n    return 0.075, -0.866"), ("comes first", "def paradox():\n    return -0.75, 0.075")],
+    "collapse": [("Yours", "def collapse(log):\n    return ['entropy', 'valid', 'grad_norm']"),
+                 ("wrong way round", "def collapse(log):\n    return ['valid', 'entropy']"),
+                 ("median over five", change(COLLAPSE, "i - 4, i", "i, i"))],
+    "add_ppo_advantages": [
+        ("the std is still", change(PPO, "ours.std(", "adv.std(")), ("the mean is still", change(PPO, "ours.mean()", "adv.mean()")),
+        ("it is added", change(PPO, "+ penalty", "- penalty"))],
     "returns": [("still", "def returns(trajs, cfg):\n    R = torch.tensor([traj.R for traj in trajs])\n    return R.view(cfg.rollouts, -1).T"),
                 ("shape", "def returns(trajs, cfg):\n    return torch.tensor([traj.R for traj in trajs]).view(cfg.rollouts, -1)")],
 }
