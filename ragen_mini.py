@@ -548,6 +548,7 @@ def nothing_to_compare(R, cfg):  # (k,N)
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
     """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
     `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
+    need(not cfg.eval_only and cfg.play is None, "eval_only and play do not train: run(cfg) heeds them")
     models = load_models(cfg)
     cfg, rows = open_run(models, cfg)  # no rows yet; with --resume those so far
     end = is_over(rows, cfg)
