@@ -470,6 +470,7 @@ def claims(env, thought):  # -> [(what it says, is that true?), ...]
     return found
 
 
+# ------------------------------------------------------------------------------------- a world of your own
 @contextlib.contextmanager
 def blame(name):
     """Whatever goes wrong in a user's own code becomes one line that says where."""
@@ -478,7 +479,7 @@ def blame(name):
     except UserError:
         raise
     except Exception as error:
-        file = name.rpartition(":")[0] or name
+        file = str(name).rpartition(":")[0] or name
         places = [place for place in traceback.extract_tb(error.__traceback__) if place.filename == file]
         where = f" in {places[-1].name}, line {places[-1].lineno}" if places else ""  # the user's line, not one of ours
         reason = " ".join(str(error).split())

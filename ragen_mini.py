@@ -956,9 +956,10 @@ def write_xray(trajs, trained, models, cfg):
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
     if not trajs:  # before the first iteration
         return
-    chosen, batch = trajs, collate(trajs, cfg.device)
     if trained:
         chosen, batch = trained[0]
+    else:
+        chosen, batch = trajs, collate(trajs, cfg.device)
     first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
     rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
     rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one
