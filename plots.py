@@ -52,8 +52,8 @@ BEFORE = 20  # iterations up to the best one: their values are the range of the 
 LOGARITHMIC = ("reward_std", "grad_norm")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
-    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 7, "legend.title_fontsize": 7, "axes.titlesize": 8.5,
-    "font.size": 9, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
+    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
+    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
 DASHES = ("-", "--", "-.", ":")
 PAGE = Path(__file__).parent / "figures" / "xray.html"
 
@@ -125,9 +125,14 @@ def yardsticks(config, world):  # -> random, optimal; or None: it is a world of 
 
 
 # -------------------------------------------------------------------------------------------------- drawing
+def title_of(metric):
+    return METRICS[metric][0] if metric in METRICS else metric
+
+
 def draw_panel(ax, metric, title, lines, labels):
-    """Line: the mean over its seeds. Band: from the lowest to the highest seed; of a success rate with one seed its 95%
-    interval. `lines` are those of this panel, `labels` those of the whole picture: each keeps its colour everywhere."""
+    """Line: the mean over its seeds. Thin lines: each seed, since events that come at different times vanish in a mean. A
+    band: the 95% interval of a success rate with one seed. `lines` are those of this panel, `labels` those of the whole
+    picture: each keeps its colour everywhere."""
     kind, _, world = metric.partition(" ")
     for label, runs in lines.items():
         x, y = of_all_seeds(runs, metric)
@@ -135,18 +140,21 @@ def draw_panel(ax, metric, title, lines, labels):
             continue
         if kind not in EXACT:
             y = moving_average(y)
-        low, high = y.min(0), y.max(0)
+        number = labels.index(label)
+        color = f"C{number}"
         if kind == "eval" and len(runs) == 1:
             levels = runs[0][0]["eval_prompts"]
             low, high = np.array([envs.interval(p, levels) for p in y[0]]).T
-        number = labels.index(label)
+            ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+        if len(runs) > 1:
+            ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
         marker = "o" if kind == "eval" else ""
-        ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
-        ax.plot(x, y.mean(0), DASHES[number % 4] + marker, color=f"C{number}", label=label)
+        ax.plot(x, y.mean(0), DASHES[number % 4] + marker, color=color, lw=2, label=label)
     if kind == "eval":
         ax.set_ylim(0, 1.02)
         draw_yardsticks(ax, world, lines)
-    ax.set_title(title + METRICS[kind][0])
+    ax.set_title(title + title_of(kind))
+    ax.set_xlabel("iteration")
     if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
 
@@ -178,15 +186,15 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
         if list(lines) != shown:  # the same lines as in the panel before need no second legend
             ax.legend(title=band_of(metric, lines))
         shown = list(lines)
-    fig.suptitle(f"{title}, by iteration (of P prompts); moving averages, but success as measured", fontsize=10)
+    fig.suptitle(f"{title}, by iteration (of P prompts); moving averages, but evaluations as measured", fontsize=11)
     fig.savefig(out, dpi=90)
     return out
 
 
-def band_of(metric, lines):  # -> what the bands of a panel are, in words
+def band_of(metric, lines):  # -> what is drawn beside the mean, in words
     seeds = max(len(runs) for runs in lines.values())
     if seeds > 1:
-        return f"mean, range of {seeds} seeds"
+        return f"mean and each of {seeds} seeds"
     return "95% interval" if metric.startswith("eval") else ""
 
 
@@ -247,45 +255,57 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
             return x[i]
 
 
-@matplotlib.style.context(STYLE)
-def collapse(run):  # -> Path of the picture
-    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
-    config, rows = load(run)
-    signals = {name: series(config, rows, name) for name in ANATOMY}
-    signals = {name: (x, y) for name, (x, y) in signals.items() if len(x) >= BEFORE}
-    need("success" in signals, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
-    iterations, success = signals["success"]
+def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
+    iterations, success = series(config, rows, "success")
     smooth = np.convolve(success, np.ones(5) / 5, "valid")  # the mean of an iteration and the four after it
     place = smooth.argmax()
     best = iterations[place]
     lost = onset(smooth, place)
-    story = "success is not lost"
     if lost is not None:
-        story = f"success is lost from iteration {iterations[lost]} on (grey)"
-    moved = []
-    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
-    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, (name, (x, y)) in zip(axes, signals.items()):
-        title = METRICS[name][0] if name in METRICS else name
-        ax.set_title(title, loc="left")
+        lost = iterations[lost]
+    left = {}
+    for name in ANATOMY:
+        x, y = series(config, rows, name)
+        if len(x) >= BEFORE:
+            left[name] = leaves_its_range(x, y, best)
+    return best, lost, left
+
+
+@matplotlib.style.context(STYLE)
+def collapse(run):  # -> Path of the picture
+    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
+    config, rows = load(run)
+    enough = len(series(config, rows, "success")[0]) >= BEFORE
+    need(enough, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
+    best, lost, left = anatomy(config, rows)
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(left) + 1), layout="constrained")
+    axes = fig.subplots(len(left), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, name in zip(axes, left):
+        x, y = series(config, rows, name)
+        ax.set_title(title_of(name), loc="left")
         ax.plot(x, y, color="C0", lw=1)
         if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
         if lost is not None:
-            ax.axvspan(iterations[lost], iterations[-1], color="0.5", alpha=0.15, lw=0)
-        left = leaves_its_range(x, y, best)
-        if left is not None:
-            ax.axvline(left, color="tab:red", lw=1.5)
-            moved.append((left, f"{title} {left}"))
+            ax.axvspan(lost, rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
+        if left[name] is not None:
+            ax.axvline(left[name], color="tab:red", lw=1.5)
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    order = ", ".join(text for _, text in sorted(moved)) or "none (or the best came too early)"
-    title = f"{envs.title(config['env'])}: best at iteration {best}; {story}. Outside their earlier range (red): {order}"
-    fig.suptitle(textwrap.fill(title, 105), fontsize=9)
+    fig.suptitle(textwrap.fill(story(config, best, lost, left), 105), fontsize=9)
     out = Path(run, "collapse.png")
     fig.savefig(out, dpi=90)
     return out
+
+
+def story(config, best, lost, left):  # -> the anatomy in words
+    moved = sorted((place, title_of(name)) for name, place in left.items() if place is not None)
+    order = ", ".join(f"{title} {place}" for place, title in moved) or "none (or the best came too early)"
+    loss = "success is not lost"
+    if lost is not None:
+        loss = f"success is lost from iteration {lost} on (grey)"
+    return f"{envs.title(config['env'])}: best at iteration {best}; {loss}. Outside their earlier range (red): {order}"
 
 
 # ------------------------------------------------------------------------------------- in a notebook; by token

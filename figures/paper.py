@@ -1,8 +1,8 @@
 """The figures and tables of the paper (arXiv 2504.20073) and a test of its claims, from runs of our own.
 
     python figures/paper.py fig10          draw figures/tiny/fig10.png; what is printed is Markdown
-    python figures/paper.py table2         likewise table3, table4, fig5 ... fig11, fig-paradox
-    python figures/paper.py claims         what the paper says, what our runs say, and a verdict
+    python figures/paper.py table2         likewise table3, table4, fig5 ... fig11, fig-trap, fig-truth, ...
+    python figures/paper.py claims         what the paper says, what our runs say, and a verdict (ledger.py)
     python figures/paper.py results        success before and after training; its curves: fig-results
     python figures/paper.py all --run      everything; --run: train first what is missing
 
@@ -17,7 +17,6 @@ figures share the runs that they have in common, and other settings are another 
 import argparse
 import functools
 import json
-import math
 import os
 import re
 import shutil
@@ -37,6 +36,7 @@ RUNS = ROOT / "runs" / "figures"
 sys.path.insert(0, str(ROOT))
 
 import envs
+import ledger
 import plots
 from envs import UserError, need
 
@@ -55,16 +55,18 @@ def jobs(world, method, args):  # -> {name of the run: its settings}, one a seed
         settings["iterations"] = args.iterations
     rest = settings["iterations"] % settings.get("online_k", 1)
     need(rest == 0, "--iterations: a multiple of 10, for Online-k")
+    seeds = args.seeds or PAPER["seeds"].get(world, PAPER["seeds"]["others"])
     mark = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
     words = re.findall(r"\w+", f"{world} {method} {mark:08x}")
-    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(args.seeds)}
+    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(seeds)}
 
 
 def pairs_of(name):  # -> the (world, method) of a figure or table, or of all claims
     pairs = []
     if name == "claims":
-        for *_, compared in PAPER["claims"]:
-            pairs += compared
+        for claim in PAPER["claims"]:
+            for world in claim["worlds"]:
+                pairs += [(world, method) for method in claim["methods"]]
     else:
         for world, _, methods in PAPER["figures"][name]["panels"]:
             pairs += [(world, method) for method in PAPER["sets"][methods]]
@@ -74,10 +76,7 @@ def pairs_of(name):  # -> the (world, method) of a figure or table, or of all cl
 def runs_of(world, method, args):  # -> (config, rows) of each seed
     packed = unpack(pack_of(world, args))
     found = [packed.get(name) for name in jobs(world, method, args)]
-    cure = "add --run"
-    if args.model in PAPER["past"]:
-        cure = "it is no longer trained"
-    need(all(found), f"{args.model} lacks finished runs of {world}, {method}: {cure}")
+    need(all(found), f"{args.model} lacks finished runs of {world}, {method}: add --run")
     return found
 
 
@@ -193,6 +192,9 @@ def start(folder, settings, args):  # -> Popen of a run: a new one, or one that 
 
 def command_of(folder, settings, args, resume=False):  # -> list of words
     command = [sys.executable, str(ROOT / "ragen_mini.py")]
+    settings = settings.copy()
+    if "variant" in settings:
+        command = [sys.executable, str(ROOT / "figures" / "variants.py"), settings.pop("variant")]
     if resume:
         return [*command, "--resume", str(folder)]
     settings = settings | {"model": args.model, "out": str(folder)}
@@ -213,16 +215,8 @@ def markdown(head, rows):  # -> a table
     return "\n".join(lines)
 
 
-def title_of(name, args):
-    title = PAPER["figures"][name]["title"]
-    if args.model in PAPER["past"]:
-        title += f" ({args.model}: {PAPER['past'][args.model]['note']})"
-    return title
-
-
 def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
     _, _, tested = metric.partition(" ")
-    world = re.sub(r", \d+$", "", world)  # the number of iterations tells two entries of paper.json apart
     if tested:
         return f"{world} -> {tested}"
     return world
@@ -242,10 +236,15 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
     if args.iterations:
         file = f"{name}-{args.iterations}.png"
     args.folder.mkdir(parents=True, exist_ok=True)
-    title = title_of(name, args)
-    labels = list(PAPER["methods"])  # a method has the same colour in all figures
+    title = PAPER["figures"][name]["title"]
+    labels = list(dict.fromkeys(method for _, _, lines in panels for method in lines))
     plots.draw(title, panels, args.folder / file, min(most, len(panels)), labels)
-    return f"![{title}]({args.folder.name}/{file})"
+    return f"![{title}]({args.folder.name}/{file})" + caption(name)
+
+
+def caption(name):
+    said = PAPER["figures"][name].get("caption", "")
+    return said and f"\n\n*{said}*"
 
 
 def yardsticks(world, config):  # -> success of random and of optimal play
@@ -265,11 +264,11 @@ def table(name, args):  # -> Markdown; a cell: mean [lowest, highest] seed / ran
             random, optimal = yardsticks(metric.split()[1], runs[0][0])
             cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}] / {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
-    return f"{title_of(name, args)}\n\n" + markdown(head, lines.values())
+    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values())
 
 
 def results(name, args):  # -> Markdown; one line a world, success after training by seed
-    lines = [f"{title_of(name, args)}, by seed, with 95% intervals:\n"]
+    lines = [PAPER["figures"][name]["title"] + ", by seed, with 95% intervals:\n"]
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
             ends = []
@@ -284,74 +283,35 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
 
 
 # ---------------------------------------------------------------------------------------------------- claims
-def end(y):
-    return y[-1]
-
-
-def early_gain(y):  # best value of the first half, less the start
-    return max(y[:len(y) // 2 + 1]) - y[0]
-
-
-def drop(y):  # share of the best value that is lost at the end
-    return 1 - y[-1] / max(y)
-
-
-def held(y):  # share of the values above half of the best
-    return np.mean(2 * y > max(y))
-
-
-def spike(y):  # log10 of the largest value over the median
-    return math.log10(max(y) / np.median(y))
-
-
-def fall(y):  # mean of the first quarter, less that of the last
-    quarter = max(1, len(y) // 4)
-    return np.mean(y[:quarter]) - np.mean(y[-quarter:])
-
-
-MEASURES = {  # the number of a curve that a claim is about
-    "mean": np.mean, "end": end, "early gain": early_gain, "drop": drop, "held": held, "spike": spike,
-    "fall": fall}
-STUDENT = {  # number of seeds: 97.5% quantile of Student's t with one degree of freedom less
-    2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-
-
-def measured(metric, measure, pairs, args):  # -> (seeds,)
-    """Of the first (world, method); if there is a second, less what that one has."""
-    values = []
-    for world, method in pairs:
-        curves = [plots.series(config, rows, metric)[1] for config, rows in runs_of(world, method, args)]
-        values.append(np.array([MEASURES[measure](y) for y in curves]))
-    if len(values) == 1:
-        return values[0]
-    return values[0] - values[1]
-
-
-def interval(d):  # (seeds,) -> 95% interval of the mean; one seed tells nothing about it
-    if len(d) == 1:
-        return -math.inf, math.inf
-    half = STUDENT.get(len(d), 2.26) * d.std(ddof=1) / math.sqrt(len(d))
-    return d.mean() - half, d.mean() + half
-
-
-def verdict(low, high, least):
-    if low > least:
-        return "holds"
-    if high < least:
-        return "does not hold"
-    return "not resolvable"
+def measured(claim, args):  # -> (seeds,): of the first method, less that of the second if there is one; mean over worlds
+    of_worlds = []
+    for world in claim["worlds"]:
+        of_methods = []
+        for method in claim["methods"]:
+            runs = runs_of(world, method, args)
+            of_methods.append([ledger.MEASURES[claim["measure"]](*run, claim.get("metric")) for run in runs])
+        values = np.array(of_methods)
+        of_worlds.append(values[0] - values[1:].sum(0))
+    seeds = min(map(len, of_worlds))
+    d = np.mean([values[:seeds] for values in of_worlds], axis=0)
+    return d[~np.isnan(d)]  # a run that never fell has no warning, for example
 
 
 def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
+    values = [measured(claim, args) for claim in PAPER["claims"]]
+    ps = [ledger.p_of(claim["kind"], d, claim["bound"]) for claim, d in zip(PAPER["claims"], values)]
     lines = []
-    for source, says, metric, measure, least, *pairs in PAPER["claims"]:
-        d = measured(metric, measure, pairs, args)
-        low, high = interval(d)
-        compared = " - ".join(f"{method} ({world})" for world, method in pairs)
-        by_seed = " ".join(f"{x:.2f}" for x in d)
-        lines.append([source, says, f"{measure} of {metric}: {compared} > {least:g}", by_seed,
-                      f"{d.mean():.2f} [{low:.2f}, {high:.2f}]", verdict(low, high, least)])
-    return markdown(["", "claim", "measure", "by seed", "mean, 95% interval", "verdict"], lines)
+    for claim, d, p, corrected in zip(PAPER["claims"], values, ps, ledger.holm(ps)):
+        low, high = ledger.interval(d)
+        if claim["kind"] == "often":
+            low, high = ledger.exact_interval(int(d.sum()), len(d))
+        compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
+        asked = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
+        measure = f"{claim['measure']} {claim.get('metric', '')}".strip()
+        lines.append([claim["source"], claim["says"], f"{measure}: {compared} {asked.format(claim['bound'])}", str(len(d)),
+                      f"{d.mean():.2f} [{low:.2f}, {high:.2f}]", f"{corrected:.3f}",
+                      ledger.verdict(claim["kind"], d, claim["bound"], corrected)])
+    return markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -368,10 +328,10 @@ def parse(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*PAPER["figures"], "claims", "all"])
     parser.add_argument("--run", action="store_true", help="train first what is missing")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of every run, from 0 on (3)")
+    parser.add_argument("--seeds", type=int, help="seeds of every run, from 0 on (else those of paper.json)")
     parser.add_argument("--iterations", type=int, default=0, help="instead of those of paper.json")
     parser.add_argument("--jobs", type=int, help="runs at once (tiny: one a core, other models: 1)")
-    parser.add_argument("--model", default="tiny", help="tiny, a folder or a hub id; tiny-1: as tiny was")
+    parser.add_argument("--model", default="tiny", help="tiny, a folder or a hub id")
     parser.error = functools.partial(need, False)  # without the usage
     args = parser.parse_args(argv)
     if args.jobs is None:
@@ -382,18 +342,15 @@ def parse(argv=None):
 
 
 def run(args):
-    need(min(args.seeds, args.jobs) > 0, "--seeds and --jobs: 1 at least")
+    need(args.seeds is None or args.seeds > 0, "--seeds: 1 at least")
+    need(args.jobs > 0, "--jobs: 1 at least")
     need(args.iterations >= 0, "--iterations: 1 at least; 0: those of paper.json")
-    past = args.model in PAPER["past"]
-    need(not (args.run and past), f"{args.model} can be drawn but is no longer trained: leave out --run")
     model = args.model.strip("/").replace("/", "-")
     args.folder = FIGURES / model
     args.runs = RUNS / model
     names = [args.what]
     if args.what == "all":
         names = [*PAPER["figures"], "claims"]
-    if args.what == "all" and past:
-        names = [name for name in names if name not in PAPER["past"][args.model]["lacks"]]
     for name in names:
         if args.run:
             run_missing(name, args)

@@ -17,7 +17,7 @@ from checks import ROOT, Exercise, envs, given, results, rm
 
 SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, for those who gave none
 MOST_ITERATIONS = 30
-COLLAPSE = ROOT / "figures" / "tiny-1" / "bandit.jsonl", "bandit-StarPO-S-12551329-seed0"  # the run that is read
+COLLAPSE = ROOT / "figures" / "collapse.jsonl", "bandit-StarPO-S-12551329-seed0"  # the run that is read; of an earlier tiny
 
 
 # ---------------------------------------------------------------------------------------- the inputs of checks

@@ -190,7 +190,7 @@ def test_nbgrader(tmp_path, short_default):
     ClearSolutions has nothing to do; training takes longer than the 30 seconds that a cell has there. A wrong answer that only
     the hidden checks find loses its points, too."""
     pytest.importorskip("nbgrader")
-    skip = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.ipynb", "tiny-1/*.png", "*.csv")
+    skip = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.ipynb", "*.csv")
     source = shutil.copytree(ROOT, tmp_path / "source" / "tutorial", ignore=skip)
     save(short_default, source / "tutorial.ipynb")
     (tmp_path / "nbgrader_config.py").write_text("c = get_config()\nc.CourseDirectory.course_id = 'agents'\n")
