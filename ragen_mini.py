@@ -126,7 +126,7 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     rendered = rendered.split("(seam)")[-1]  # in the first turn there is no seam: all is kept
     rendered = rendered.lstrip(" ")  # some templates put a blank behind the answer
-    rendered = re.sub(r"<think>\s*$", "", rendered)  # some templates open the thought themselves
+    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some open the thought, or leave an empty one
     return tok(rendered + first_tag(no_think), add_special_tokens=False).input_ids
 
 
@@ -137,12 +137,12 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
         return None
     known = {action.lower(): action for action in actions}
     chosen = []
-    for word in found[2].split("||"):
+    for word in found[2].split("||")[:limit]:  # whatever follows is dropped, unread
         word = word.strip().lower()
         if word not in known:
             return None
         chosen.append(known[word])
-    return chosen[:limit]
+    return chosen
 
 
 class Trajectory:
@@ -196,11 +196,11 @@ def begin(name, seed, noise, group, tok, cfg):  # -> Trajectory that waits for i
     return traj
 
 
-def take_turn(traj, tok, cfg, end_of_turn):
+def take_turn(traj, tok, cfg, ends):
     """Run the actions of the answer that was just written; its last token bears the reward of the turn."""
     env = traj.env
     answer = traj.ids[traj.answer_start:]
-    ended = answer[-1] == end_of_turn  # else it was cut off at max_new_tokens
+    ended = answer[-1] in ends  # else it was cut off at max_new_tokens
     written = answer[:-1] if ended else answer
     text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
     thought = "<think></think>" if cfg.no_think else ""
@@ -223,7 +223,7 @@ def take_turn(traj, tok, cfg, end_of_turn):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, turn["reward"]), after_answer=True)
-        if ended:  # its end of turn was sampled, and is trained: it must not stand there twice
+        if answer[-1] == ends[0]:  # the end of turn was sampled, and is trained: it must not stand there twice
             following = following[1:]
         traj.add_message(following)
 
@@ -237,7 +237,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
     for group, seed in enumerate(seeds):
         for noise in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, noise, group, tok, cfg))
-    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
+    ends = ends_of_answers(policy, tok, cfg)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache(len(seeds), cfg.device)  # part 2: what every group, later every episode has read so far
     live = trajs
@@ -247,9 +247,9 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
             logp = next_token_logp(policy, cache, writing, N, temperature)  # N: a group shares its first message
             need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
             sample(writing, logp, generator, greedy=temperature == 0)
-            writing = [traj for traj in writing if not answer_is_complete(traj, end_of_turn, cfg)]  # others wait
+            writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
         for traj in live:  # everyone acts
-            take_turn(traj, tok, cfg, end_of_turn)
+            take_turn(traj, tok, cfg, ends)
         live = [traj for traj in live if not traj.done]  # the finished leave
         cache.select(live)
     return trajs
@@ -258,14 +258,22 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
 def sample(trajs, logp, generator, greedy):  # logp (b,V): of the next token of each
     tokens = logp.argmax(1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1, generator=generator)
     token_logps = logp.gather(1, tokens).flatten().tolist()
-    entropies = -(logp.exp() * logp).sum(1)
+    entropies = entropy_of(logp)
     for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies.tolist()):
         traj.add_sampled(token, token_logp)
         traj.entropy += entropy
 
 
-def answer_is_complete(traj, end_of_turn, cfg):
-    return traj.ids[-1] == end_of_turn or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
+def ends_of_answers(policy, tok, cfg):  # -> the tokens that end an answer: first the template's end of turn
+    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
+    others = policy.generation_config.eos_token_id  # a number, some numbers, or None
+    if others is None:
+        others = []
+    return [end_of_turn, *np.atleast_1d(others).tolist()]
+
+
+def answer_is_complete(traj, ends, cfg):
+    return traj.ids[-1] in ends or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
 
 
 # --------------------------------------------------------------------------- why it works: the policy gradient
@@ -507,6 +515,7 @@ def self_check(trajs, policy, cfg):
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
 
+@autocast
 def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
     """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
     rng = np.random.default_rng([cfg.seed, i])
@@ -658,8 +667,9 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     cache.columns = seen[:, None] + step % q  # (b,q). A: 7 8 9; B: 5 + (1 2 0) = 6 7 5
     cache.rows = tensor([traj.row for traj in trajs])
     cache.used = int(cache.columns.max()) + 1
-    visible = torch.arange(cache.used, device=cache.device) <= cache.columns[:, None, :, None]  # (b,1,q,used)
-    output = policy(input_ids=tensor(padded), attention_mask=visible, position_ids=cache.columns,
+    hidden = torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
+    mask = hidden * torch.finfo(torch.float32).min  # added to the scores: some models would add a boolean, too
+    output = policy(input_ids=tensor(padded), attention_mask=mask, position_ids=cache.columns,
                     past_key_values=cache, logits_to_keep=1)
     for traj in trajs:
         traj.seen = len(traj.ids)
@@ -698,7 +708,6 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
         yield some, {key: x[some, :columns] for key, x in batch.items()}
 
 
-@autocast
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
     """Logits, the largest tensor of all, are made only where a token is trained, in chunks, and again in backward.
     No attention mask: pads are on the right, and a causal model never looks to the right."""
@@ -718,11 +727,13 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
 
 def logps_from_hidden(head, hidden, targets, temperature):  # (c,D), (c,) -> log pi (c,), entropy (c,)
     logp = (head(hidden).float() / temperature).log_softmax(-1)  # (c,V)
-    entropy = -(logp.exp() * logp).sum(1)
-    return logp.gather(1, targets[:, None])[:, 0], entropy
+    return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
 
 
-@autocast
+def entropy_of(logp):  # (b,V) -> (b,)
+    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
+
+
 def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
     """NOTE squeeze: without it `value - ret` is (n,1) - (n,), which is (n,n), and nothing complains."""
     output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
@@ -762,11 +773,13 @@ def load_models(cfg):
                    "a hub id"):
         tok = transformers.AutoTokenizer.from_pretrained(source)
         policy = load(transformers.AutoModelForCausalLM)
-        if cfg.algo == "ppo":
-            critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
     need(tok.chat_template, f"--model {source} has no chat template: take an instruction-tuned model")
     check_worlds(tok, cfg)
-    check_chat(tok, policy, cfg)
+    first, longest = check_chat(tok, policy, cfg)
+    check_short_cuts(policy, first, longest, cfg)
+    if cfg.algo == "ppo":
+        with otherwise(f"--model {source} cannot be a critic: --algo grpo needs none"):
+            critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
     if cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     groups = [{"params": policy.parameters(), "lr": cfg.lr}]
@@ -775,7 +788,7 @@ def load_models(cfg):
     return Models(policy, critic, ref, torch.optim.Adam(groups), tok)
 
 
-def check_chat(tok, policy, cfg):
+def check_chat(tok, policy, cfg):  # -> the longest first message; tokens of the longest episode that may come
     """Does the template show the state, and is there room for the longest episode?"""
     firsts = []
     for name in cfg.eval_names:
@@ -783,10 +796,53 @@ def check_chat(tok, policy, cfg):
             traj = begin(name, 0, 0, 0, tok, cfg)
         shown = tok.decode(traj.ids)
         need("State" in shown, f"--model {cfg.model}: its chat template does not show the user's message")
-        firsts.append(len(traj.ids))
-    tokens = cfg.max_turns * (max(firsts) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
-    room = policy.config.max_position_embeddings
-    need(tokens <= room, f"episodes take up to {tokens} tokens, the model {room}: lower --max-new-tokens or --max-turns")
+        firsts.append(traj.ids)
+    first = max(firsts, key=len)
+    longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
+    room = getattr(policy.config, "max_position_embeddings", None) or longest  # some models know no limit
+    need(longest <= room, f"episodes take up to {longest} tokens, the model {room}: lower --max-new-tokens or --max-turns")
+    return first, longest
+
+
+@torch.no_grad()
+def check_short_cuts(policy, first, longest, cfg):
+    """The rollout reads through KVCache, the update makes logits only where they are needed. Both suit a model whose
+    memory is keys and values. Here they are compared with plain forward passes, in fp32, up to the longest episode."""
+    refused = f"--model {cfg.model} ({type(policy).__name__}) cannot be used here: "
+    dice = np.random.default_rng(0)
+    trajs = [Trajectory(None, 0, 0), Trajectory(None, 1, 0)]
+    trajs[1].row = 1
+    cache = KVCache(2, cfg.device)
+    with otherwise(refused + "it does not work with the cache of the rollout"):
+        for _ in range(cfg.max_turns):
+            for traj, share in zip(trajs, (1, 0.6)):  # one reads more than the other
+                traj.add_message(dice.choice(first, int(share * longest / cfg.max_turns)).tolist())
+            cached = read(policy, cache, trajs, cfg.temperature)
+    need(cache.layers, refused + "it does not ask the cache for keys and values (a recurrent model?)")
+    for traj, from_cache in zip(trajs, cached):
+        ids = torch.tensor([traj.ids], device=cfg.device)
+        logits = policy(input_ids=ids, use_cache=False).logits.float()
+        plain = (logits / cfg.temperature).log_softmax(-1)  # (1,T,V)
+        part = {"inputs": ids[:, :-1], "targets": ids[:, 1:], "mask": torch.ones_like(ids[:, 1:], dtype=torch.bool)}
+        in_update, _ = token_logps(policy, part, cfg)
+        gap = largest_gap(in_update, plain[0, :-1].gather(1, ids[0, 1:, None])[:, 0])
+        need(gap < 2e-3, refused + f"it changes its logits behind the output layer (by up to {gap:.1g})")
+        gap = largest_gap(from_cache, plain[0, -1])
+        need(gap < 2e-3, refused + why_not(policy, len(traj.ids), gap))
+
+
+def largest_gap(ours, plain):  # of two lists of log-probs; of what is hardly possible the rounding does not matter
+    return (ours - plain)[plain > -20].abs().max().item()
+
+
+def why_not(policy, tokens, gap):
+    window = getattr(policy.config.get_text_config(), "sliding_window", None)
+    if window and window < tokens:
+        return (f"it looks back {window} tokens only (sliding window), and episodes take up to {tokens}: lower "
+                "--max-new-tokens or --max-turns")
+    return f"with the cache, log-probs are off by up to {gap:.1g}, it is not clear why. GPT-2, Llama, Qwen2 and Qwen3 work"
+
+
 
 
 def check_worlds(tok, cfg):
@@ -951,6 +1007,7 @@ def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the n
     return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
 
 
+@autocast
 def write_xray(trajs, trained, models, cfg):
     """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
     token by token, with all that the update knew about each token (if nothing was trained: without)."""

@@ -55,7 +55,7 @@ def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectori
                 answer = answer[:answer.index(end_of_turn) + 1]
             for token in answer:
                 traj.add_sampled(token, 0.0)
-            rm.take_turn(traj, tok, cfg, end_of_turn)
+            rm.take_turn(traj, tok, cfg, [end_of_turn])
         live = [traj for traj in live if not traj.done]
     return trajs
 

@@ -76,6 +76,7 @@ def cfg(folder):
 
 class Scripted(torch.nn.Module):
     """A policy whose answers are given: answers[k] in turn k (the last one again from then on), to every row alike."""
+    generation_config = SimpleNamespace(eos_token_id=None)
 
     def __init__(self, answers, vocab):
         super().__init__()
@@ -92,7 +93,10 @@ class Scripted(torch.nn.Module):
 @pytest.fixture
 def play(monkeypatch, tok):
     """play(texts, name, seeds, cfg) -> trajectories in which every turn was answered with the given texts."""
-    def run(texts, name, seeds, cfg, n=1, tok=tok):
+    def run(texts, name, seeds, cfg, n=1, tok=tok, ends=None):
         answers = [text if isinstance(text, list) else tok(text + "<|im_end|>").input_ids for text in texts]
-        return ragen_mini.rollout(Scripted(answers, len(tok)), tok, name, seeds, n, cfg, 0, 1.0)
+        policy = Scripted(answers, len(tok))
+        if ends is not None:
+            policy.generation_config = ends
+        return ragen_mini.rollout(policy, tok, name, seeds, n, cfg, 0, 1.0)
     return run

@@ -21,6 +21,7 @@ def written(traj):
     ("<think>It is below.</think><answer>down || Left</answer>", ["Down", "Left"]),
     ("<think></think> \n <answer> UP </answer>\n", ["Up"]),
     ("<think>a < b</think><answer>Up||Up||Up||Up||Up||Up||Up</answer>", ["Up"] * 5),  # the limit
+    ("<think>x</think><answer>Up||Up||Up||Up||Up||jump</answer>", ["Up"] * 5),  # what is dropped is not judged
     ("<answer>Down</answer>", None),
     ("<think>x</think><answer>Down || jump</answer>", None),
     ("<think>x</think><answer></answer>", None),

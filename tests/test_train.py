@@ -134,7 +134,7 @@ def test_training_levels_are_no_evaluation_levels(tmp_path, monkeypatch):
 
 def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
     """An executable claim: where the token 'Up' pays, a random model learns to write it."""
-    def toy(traj, tok, cfg, end_of_turn):
+    def toy(traj, tok, cfg, ends):
         answer = traj.ids[traj.answer_start:]
         reward = answer.count(tok.convert_tokens_to_ids("Up")) / cfg.max_new_tokens
         traj.reward[-1], traj.done = reward, True

@@ -121,7 +121,7 @@ def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: na
         for token in tok(text).input_ids:
             assert token != tok.unk_token_id, f"a word of {text!r} is not in the vocabulary"
             traj.add_sampled(token, 0.0)
-        rm.take_turn(traj, tok, cfg, tok.eos_token_id)
+        rm.take_turn(traj, tok, cfg, [tok.eos_token_id])
     return traj
 
 
