@@ -42,14 +42,14 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
 OTHERS = """
 Not drawn:
   success             share of won episodes in the rollout
-  policy_loss, value_loss, clip_fraction    means over the updates
+  policy_loss, value_loss, clip_fraction    means over the updates; grad_norm_max: of the update with the longest gradient
   updates, kept, turns, tokens    gradient steps; trajectories used; turns per episode; tokens that the model wrote
   collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
   claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
 """
-ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm", "kl", "true_claims")
+ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "true_claims")
 BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
-LOGARITHMIC = ("reward_std", "grad_norm")
+LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
@@ -126,7 +126,7 @@ def yardsticks(config, world):  # -> random, optimal; or None: it is a world of 
 
 # -------------------------------------------------------------------------------------------------- drawing
 def title_of(metric):
-    return METRICS[metric][0] if metric in METRICS else metric
+    return METRICS[metric][0] if metric in METRICS else metric.replace("_", " ")
 
 
 def draw_panel(ax, metric, title, lines, labels):

@@ -65,6 +65,8 @@ STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 
 CUDA = torch.cuda.is_available()
+RANK = int(os.environ.get("RANK", 0))  # of this process, if torchrun has started several
+PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorator: bf16 inside, the weights stay fp32
 
 
@@ -78,6 +80,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 #     token_logps, token_values    of the model's own tokens (n,): log pi and entropy; the critic's forecast
 #     grid_logps, on_grid          the same without gradient, each number in its place: (B,T-1)
 #     micro_batches                a batch in parts that fit into memory
+#     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
 @dataclass
 class Models:
     policy: torch.nn.Module
@@ -487,8 +490,10 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / n
             loss.backward()
             stats["value_loss"] += loss.item()
+    stats = add_up(stats)
     norms = []
     for network in models.optimizer.param_groups:  # the policy's weights, the critic's
+        add_up_gradients(network["params"])
         norms.append(torch.nn.utils.clip_grad_norm_(network["params"], MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]
     need(np.isfinite([*stats.values(), *norms]).all(), not_finite("loss or gradient", cfg))
@@ -523,7 +528,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     draws = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     seeds, sampling_seed = draws[:-1], draws[-1]
     clock = time.perf_counter()
-    trajs = rollout(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
+    trajs = rollout_by_all(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
     R = returns(trajs, cfg)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
@@ -699,13 +704,16 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     places = torch.arange(1, batch["mask"].shape[1] + 1, device=batch["mask"].device)
     length = (batch["mask"] * places).amax(1).tolist()  # up to the last trained token: nothing behind it matters
     rows = sorted(rows, key=length.__getitem__)
-    while rows:
+    for number in itertools.count():
+        if not rows:
+            return
         size = 1
         while size < len(rows) and (size + 1) * (length[rows[size]] + 1) <= MICRO_TOKENS:
             size += 1
         some, rows = rows[:size], rows[size:]
         columns = length[some[-1]]
-        yield some, {key: x[some, :columns] for key, x in batch.items()}
+        if number % PROCESSES == RANK:  # other processes take the others
+            yield some, {key: x[some, :columns] for key, x in batch.items()}
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
@@ -748,11 +756,59 @@ def on_grid(per_token, batch):  # per_token(part) -> (n,); here each value in it
         values = torch.zeros(mask.shape, device=mask.device)
         values[mask] = per_token(part)
         grid[rows, :mask.shape[1]] = values
+    if PROCESSES > 1:
+        torch.distributed.all_reduce(grid)  # every place was filled by one process, elsewhere it is 0
     return grid
 
 
 def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the model wrote, elsewhere 0
     return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
+
+
+# ------------------------------------------------------------------------------------- several processes: torchrun
+# torchrun starts this program several times and tells each its RANK. Every process holds the whole model and, after each
+# rollout, all trajectories: filter, statistics and steps are the same everywhere. Divided are the groups to be played and
+# the micro-batches. Rank 0 alone writes and speaks.
+def join_others(cfg):
+    if PROCESSES > 1:
+        need(PROCESSES <= cfg.prompts, f"{PROCESSES} processes for --prompts {cfg.prompts}: each must play one at least")
+        if CUDA:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group()
+
+
+def from_all(x):  # -> [x of rank 0, x of rank 1, ...]
+    if PROCESSES == 1:
+        return [x]
+    everyones = [None] * PROCESSES
+    torch.distributed.all_gather_object(everyones, x)
+    return everyones
+
+
+def rollout_by_all(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # -> as rollout
+    mine = seeds[RANK::PROCESSES]
+    trajs = rollout(policy, tok, name, mine, N, cfg, sampling_seed + RANK, temperature)
+    if PROCESSES == 1:
+        return trajs
+    for traj in trajs:
+        traj.group = traj.group * PROCESSES + RANK
+        traj.env = None  # a world of the user's may not travel
+    return sorted(itertools.chain(*from_all(trajs)), key=lambda traj: traj.group)
+
+
+def add_up(stats):
+    total = Counter()
+    for part in from_all(stats):
+        total.update(part)
+    return total
+
+
+def add_up_gradients(weights):
+    if PROCESSES > 1:
+        for weight in weights:
+            if weight.grad is None:  # fewer micro-batches than processes
+                weight.grad = torch.zeros_like(weight)
+            torch.distributed.all_reduce(weight.grad)
 
 
 # ----------------------------------------------------------------------------------------------------- models
@@ -870,14 +926,15 @@ def is_over(rows, cfg):  # "dead": ten iterations in a row had nothing to compar
 
 def progress_bar(rows, cfg):
     title = "StarPO-S" if cfg.starpo_s else "StarPO"
-    return tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc=title)
+    quiet = {"disable": True} if RANK > 0 else {}
+    return tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc=title, **quiet)
 
 
 def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last iteration?
     row = rows[-1]
     i = row["iteration"]
     over = is_over(rows, cfg)
-    asked_to_stop = len(STOP) > 0  # asked once: a signal may come at any time
+    asked_to_stop = any(from_all(len(STOP) > 0))  # asked once: a signal may come at any time
     if cfg.eval_every and (i % cfg.eval_every == 0 or over):
         when = f"iter {i}"
         if over:
@@ -889,11 +946,14 @@ def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last it
     append(cfg, "log.jsonl", row)
     if i % cfg.save_every == 0 or over or asked_to_stop:  # at 0, too: is the disk writable?
         write_xray(trajs, trained, models, cfg)
-        save(models, cfg)
+        if RANK == 0:
+            save(models, cfg)
     return over or asked_to_stop
 
 
 def sum_up(rows, cfg):
+    if RANK > 0:
+        return
     skipped = sum(row.get("updates") == 0 for row in rows)
     say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
     if not is_over(rows, cfg):
@@ -924,6 +984,8 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
         row["fitting"] = np.mean([fits(turn) for turn in turns if turn["claims"]])
     for name in steps[0] if steps else ():
         row[name] = np.mean([step[name] for step in steps])
+    if steps:
+        row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
     row = {name: round(float(x), 6) for name, x in row.items()}
     kept = sum(len(chosen) for chosen, _ in trained)
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
@@ -957,7 +1019,7 @@ def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
     result = {}
     for name in cfg.eval_names:
         seeds = envs.EVAL_SEEDS[:cfg.eval_prompts]
-        trajs = rollout(models.policy, models.tok, name, seeds, 1, cfg, 0, EVAL_TEMPERATURE)
+        trajs = rollout_by_all(models.policy, models.tok, name, seeds, 1, cfg, 0, EVAL_TEMPERATURE)
         success = sum(traj.success for traj in trajs) / len(trajs)
         low, high = envs.interval(success, len(trajs))
         random, optimal = envs.yardsticks_of_run(name, asdict(cfg))
@@ -1031,19 +1093,21 @@ def write_xray(trajs, trained, models, cfg):
         tokens = [models.tok.decode([i]) for i in traj.ids]
         episodes.append(dict(group=traj.group, R=traj.R, success=traj.success, turns=traj.turns, mask=traj.mask,
                              tokens=tokens, columns=columns))
-    Path(cfg.out, "xray.json").write_text(json.dumps(episodes))
+    if RANK == 0:
+        Path(cfg.out, "xray.json").write_text(json.dumps(episodes))
 
 
 def say(text):  # above the progress bar; where Ctrl-C has ended `| tee`, too, nobody listens
     try:
-        tqdm.write(text)
+        if RANK == 0:
+            tqdm.write(text)
     except OSError:
         pass
 
 
 # -------------------------------------------------------------------------------------- the folder of a run
 def append(cfg, name, row):  # to a log of the run
-    if cfg.out:
+    if cfg.out and RANK == 0:
         with open(Path(cfg.out, name), "a") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -1057,9 +1121,11 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         logs = restore(models, cfg)
         cfg.resume = ""
     else:
-        cfg.out = new_folder(cfg)
+        cfg.out, *_ = from_all(new_folder(cfg) if RANK == 0 else None)
     rows = [json.loads(line) for line in logs["log.jsonl"].splitlines()]
     need(len(rows) <= cfg.iterations + 1, f"{cfg.out} has {len(rows) - 1} iterations already")
+    if RANK > 0:
+        return cfg, rows
     for name, text in logs.items():  # rows after the checkpoint go: they are made again
         Path(cfg.out, name).write_text(text)
     about = asdict(cfg)  # for readers and for plots.py: trainer.pt has it, too
@@ -1300,6 +1366,7 @@ def parse_config(argv=None):  # -> Config
 
 def run(cfg):
     """What the command line asks for: --play, --eval-only or training."""
+    join_others(cfg)
     if cfg.play is not None:
         return show_episode(load_models(cfg), cfg)
     if cfg.eval_only:

@@ -84,7 +84,7 @@ def lowest(config, rows, metric, since):  # the lowest mean of ten iterations in
 
 
 def largest_jump(config, rows, since):  # of the gradient norm, over the median of the 20 before
-    iterations, norms = plots.series(config, rows, "grad_norm")
+    iterations, norms = plots.series(config, rows, "grad_norm_max")
     jumps = [norms[i] / np.median(norms[i - 20:i]) for i in range(20, len(norms)) if iterations[i] >= since]
     return max(jumps, default=0.0)
 
