@@ -587,6 +587,7 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 # PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable
 # ===========================================================================================================
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
+EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 TINY = Path(__file__).parent / "tiny"
 LOGS = ("log.jsonl", "samples.jsonl")
@@ -702,7 +703,7 @@ def pad(rows, device):  # -> (B, longest)
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
     places = torch.arange(1, batch["mask"].shape[1] + 1, device=batch["mask"].device)
-    length = (batch["mask"] * places).amax(1).tolist()  # up to the last trained token: nothing behind it matters
+    length = (batch["mask"] * places).amax(1).clamp(min=1).tolist()  # up to the last trained token: the rest is no matter
     rows = sorted(rows, key=length.__getitem__)
     for number in itertools.count():
         if not rows:
@@ -919,6 +920,16 @@ def explain(cfg):  # -> what the settings mean for the objective, in words
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 
+def needs(models):  # -> what a large model takes, in words
+    networks = [part for part in (models.policy, models.critic, models.ref) if part is not None]
+    kept = 4 * sum(weight.numel() for network in networks for weight in network.parameters())  # bytes, in fp32
+    trained = 4 * sum(weight.numel() for group in models.optimizer.param_groups for weight in group["params"])
+    if trained < 1e9:
+        return ""
+    return (f"\nmemory: {(kept + 3 * trained) / 1e9:.0f} GB for weights, gradients and Adam, besides cache and activations; "
+            f"disk: {(kept + 3 * trained) / 1e9:.0f} GB for a checkpoint, twice that while one replaces another")
+
+
 def is_over(rows, cfg):  # "dead": ten iterations in a row had nothing to compare, and so it will stay
     dead = len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
     return dead or len(rows) > cfg.iterations
@@ -1019,7 +1030,10 @@ def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
     result = {}
     for name in cfg.eval_names:
         seeds = envs.EVAL_SEEDS[:cfg.eval_prompts]
-        trajs = rollout_by_all(models.policy, models.tok, name, seeds, 1, cfg, 0, EVAL_TEMPERATURE)
+        trajs = []
+        for first in range(0, len(seeds), EVALUATED_AT_ONCE):
+            some = seeds[first:first + EVALUATED_AT_ONCE]
+            trajs += rollout_by_all(models.policy, models.tok, name, some, 1, cfg, 0, EVAL_TEMPERATURE)
         success = sum(traj.success for traj in trajs) / len(trajs)
         low, high = envs.interval(success, len(trajs))
         random, optimal = envs.yardsticks_of_run(name, asdict(cfg))
@@ -1132,7 +1146,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     if cfg.eval_every:
         about["yardsticks"] = {name: list(envs.yardsticks_of_run(name, about)) for name in cfg.eval_names}
     Path(cfg.out, "config.json").write_text(json.dumps(about, indent=1))
-    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}")
+    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}{needs(models)}")
     return cfg, rows
 
 
@@ -1383,6 +1397,10 @@ def main():
         sys.exit(128 + signal.SIGINT)
     except UserError as error:
         print(error, file=sys.stderr)
+        sys.exit(2)
+    except torch.OutOfMemoryError:
+        print("out of GPU memory. Least is lost by --algo grpo (no critic) and --kl-coef 0 (no reference model); then lower "
+              "--max-new-tokens, --prompts, --rollouts. tests/README.md says what fits", file=sys.stderr)
         sys.exit(2)
     except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
         print(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint", file=sys.stderr)

@@ -47,16 +47,16 @@ def above_random(config, rows, metric):  # at the end
 
 def held(config, rows, metric):
     """The share of the planned iterations before success was lost (plots.onset); 1: it was not."""
-    _, lost, _ = plots.anatomy(config, rows)
-    return 1.0 if lost is None else lost / config["iterations"]
+    _, lost_at, _ = plots.anatomy(config, rows)
+    return 1.0 if lost_at is None else lost_at / config["iterations"]
 
 
 def warning(config, rows, metric):
     """By how many iterations did this signal leave its earlier range before success was lost? nan: one of them did not."""
-    _, lost, left = plots.anatomy(config, rows)
-    if lost is None or left.get(metric) is None:
+    _, lost_at, left = plots.anatomy(config, rows)
+    if lost_at is None or left.get(metric) is None:
         return math.nan
-    return lost - left[metric]
+    return lost_at - left[metric]
 
 
 def lost(config, rows, metric):
@@ -128,6 +128,10 @@ def exact_interval(k, n):  # 95%, of a share of which k of n were seen (Clopper 
     low = bisect(lambda p: at_least(k, n, p) - 0.025, 0, 1) if k else 0.0
     high = bisect(lambda p: at_least(n - k, n, 1 - p) - 0.025, 0, 1) if k < n else 1.0
     return low, high
+
+
+def interval_of(kind, d):
+    return exact_interval(int(d.sum()), len(d)) if kind == "often" else interval(d)
 
 
 def p_value(d, bound):

@@ -301,10 +301,8 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
     values = [measured(claim, args) for claim in PAPER["claims"]]
     ps = [ledger.p_of(claim["kind"], d, claim["bound"]) for claim, d in zip(PAPER["claims"], values)]
     lines = []
-    for claim, d, p, corrected in zip(PAPER["claims"], values, ps, ledger.holm(ps)):
-        low, high = ledger.interval(d)
-        if claim["kind"] == "often":
-            low, high = ledger.exact_interval(int(d.sum()), len(d))
+    for claim, d, corrected in zip(PAPER["claims"], values, ledger.holm(ps)):
+        low, high = ledger.interval_of(claim["kind"], d)
         compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
         asked = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
         measure = f"{claim['measure']} {claim.get('metric', '')}".strip()

@@ -387,6 +387,12 @@ def test_mutual_information(play, llama, tok, cfg):
     assert rm.mutual_information(trajs[-1:], models, cfg) is None, "no thought at all"
 
 
+def test_empty_thoughts_carry_no_information(play, llama, tok, cfg):
+    models = rm.Models(llama, None, None, None, tok)
+    trajs = play(["</think><answer>Up</answer>"], "frozenlake", [300, 301], cfg)
+    assert rm.mutual_information(trajs, models, cfg) == pytest.approx(0, abs=1e-6)
+
+
 @pytest.mark.parametrize("trained", [True, False])
 def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_path, trained):
     cfg.rollouts, cfg.out = 4, str(tmp_path)

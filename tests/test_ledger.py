@@ -1,0 +1,177 @@
+"""The statistics behind figures/CLAIMS.md, against numbers of SciPy and of textbooks; and every row of the ledger."""
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "figures"))
+
+import ledger
+import paper
+import plots
+
+
+# -------------------------------------------------------------------------------------- statistics
+@pytest.mark.parametrize("t, df, p", [  # scipy.stats.t.sf(t, df) * 2
+    (4.302652729749464, 2, 0.05), (2.7764451051977987, 4, 0.05), (2.2621571628540993, 9, 0.05),
+    (1.0, 1, 0.5), (3.0, 4, 0.03994196807171)])
+def test_students_t(t, df, p):
+    assert ledger.tail(t, df) == pytest.approx(p, rel=2e-3)
+
+
+def test_interval_of_a_mean():
+    d = np.array([0.1, 0.2, 0.3])
+    half = 4.302652729749464 * 0.1 / math.sqrt(3)
+    assert ledger.interval(d) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-4)
+    assert ledger.interval(np.array([1.0])) == (-math.inf, math.inf), "one seed tells nothing"
+
+
+@pytest.mark.parametrize("k, n, low, high", [  # scipy.stats.binomtest(k, n).proportion_ci(method="exact")
+    (7, 10, 0.34754715, 0.93326053), (10, 10, 0.69150289, 1.0), (0, 5, 0.0, 0.52182376), (3, 5, 0.14663280, 0.94725505)])
+def test_exact_interval(k, n, low, high):
+    assert ledger.exact_interval(k, n) == pytest.approx((low, high), abs=1e-6)
+
+
+def test_exact_test():  # of a coin
+    assert ledger.p_of("often", np.array([1.0] * 10), 0.5) == pytest.approx(2 / 1024)
+    assert ledger.p_of("often", np.array([1.0] * 9 + [0.0]), 0.5) == pytest.approx(2 * 11 / 1024)
+    assert ledger.p_of("often", np.array([1.0, 0.0]), 0.5) == 1
+
+
+def test_two_sided_test():
+    d = np.array([0.2, 0.4, 0.3, 0.5, 0.1])  # t = 0.3 / (0.1581 / sqrt 5) = 4.243; scipy.stats.ttest_1samp
+    assert ledger.p_value(d, 0) == pytest.approx(0.013236, rel=1e-3)
+    assert ledger.p_value(np.array([1.0, 1.0, 1.0]), 0) == 0.25, "all alike: three on one side"
+    assert ledger.p_value(np.array([1.0]), 0) == 1
+
+
+def test_holm_by_hand():
+    """Sorted 0.01 0.02 0.03 0.04, times 4 3 2 1, never falling: 0.04 0.06 0.06 0.06."""
+    assert ledger.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert ledger.holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("kind, d, bound, verdict", [
+    ("more", [0.5, 0.6, 0.4, 0.5], 0.0, "holds"),
+    ("more", [-0.5, -0.6, -0.4, -0.5], 0.0, "contradicted"),
+    ("more", [0.5, -0.4, 0.1, 0.3], 0.0, "open: would need about"),
+    ("same", [0.01, -0.01, 0.0, 0.005], 0.05, "no difference within 0.05"),
+    ("same", [0.5, 0.51, 0.49, 0.5], 0.05, "contradicted"),
+    ("same", [0.1, -0.1, 0.0, 0.05], 0.05, "open"),
+    ("often", [1] * 10, 0.5, "holds"), ("often", [0] * 10, 0.5, "contradicted"), ("often", [0, 1] * 5, 0.5, "open")])
+def test_verdicts(kind, d, bound, verdict):
+    d = np.array(d, float)
+    p, = ledger.holm([ledger.p_of(kind, d, bound)])
+    assert ledger.verdict(kind, d, bound, p).startswith(verdict)
+
+
+def test_seeds_needed_for_80_percent_power():
+    """Mean 0.1, spread 0.1 (so one seed is one spread from 0): the textbook's 2.8^2 = 7.84, rounded up."""
+    d = np.array([0.0, 0.1, 0.2])
+    assert ledger.seeds_needed(d, 0) == "about 8 seeds"
+
+
+# -------------------------------------------------------------------------------------- measures
+def run(success, planned=None, **columns):
+    rows = [{"iteration": 0}]
+    for i, value in enumerate(success, 1):
+        rows.append({"iteration": i, "success": value, **{name: y[i - 1] for name, y in columns.items()}})
+    return {"online_k": 1, "env": "bandit", "iterations": planned or len(success)}, rows
+
+
+def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
+    """Success rises from `first` to 1 in 30 iterations, holds, and is `last` from iteration lost_at on."""
+    success = [min(1.0, first + i * (1 - first) / 30) for i in range(n)]
+    success[lost_at - 1:] = [last] * (n - lost_at + 1)
+    norms = [1.0 + 0.1 * (i % 3) for i in range(n)]
+    norms[lost_at - 3] = spike
+    share = [0.9] * (lost_at - 1) + [valid] * (n - lost_at + 1)
+    return run(success, grad_norm_max=norms, valid=share, reward_std=[0.4] * n, entropy=[0.5] * n, reward=success, kl=[0.0] * n)
+
+
+def test_the_whole_course():
+    assert ledger.trapped(*collapsing(), None) == 1
+    assert ledger.lost(*collapsing(), None) == 1
+    assert ledger.held(*collapsing(), None) == pytest.approx(0.6, abs=0.05)
+    assert ledger.trapped(*collapsing(spike=3.0), None) == 0, "no spike"
+    assert ledger.trapped(*collapsing(valid=0.8), None) == 0, "valid turns and in-group std stay"
+    assert ledger.trapped(*collapsing(first=0.8), None) == 0, "a gain of 0.2 only"
+    assert ledger.trapped(*collapsing(last=0.8), None) == 0, "less than half of the gain is lost"
+    assert ledger.trapped(*collapsing(lost_at=95), None) == 0, "for five iterations only"
+    healthy = collapsing(lost_at=101)
+    assert ledger.trapped(*healthy, None) == ledger.lost(*healthy, None) == 0
+    assert ledger.held(*healthy, None) == 1
+
+
+def test_warning_is_the_time_between_a_signal_and_the_loss():
+    config, rows = collapsing(lost_at=60)
+    for row in rows[50:]:
+        row["entropy"] = 0.1
+    best, lost_at, left = plots.anatomy(config, rows)
+    assert left["entropy"] == 50
+    assert ledger.warning(config, rows, "entropy") == lost_at - 50 > 0
+    assert math.isnan(ledger.warning(config, rows, "reward_std")), "it did not move"
+
+
+def test_simple_measures():
+    config, rows = run([0.2, 0.5, 0.4, 0.1, 0.1, 0.1, 0.1, 2.0])
+    by_hand = {"mean": 3.5 / 8, "end": 2, "early gain": 0.3, "fall": 0.35 - 1.05}
+    for name, value in by_hand.items():
+        assert ledger.MEASURES[name](config, rows, "success") == pytest.approx(value), name
+
+
+# -------------------------------------------------------------------------------------- every row can come out either way
+def invented(measure, metric, value):
+    """A run of which this measure is `value`, as nearly as the measure can tell."""
+    if measure in ("trapped", "lost"):
+        return collapsing() if value > 0.5 else collapsing(lost_at=101)
+    if measure == "held":
+        return collapsing(lost_at=min(101, 2 + round(value * 100)), n=100)
+    if measure == "warning":
+        config, rows = collapsing(lost_at=70, n=120, spike=1.0)
+        for row in rows[max(1, round(68 - value)):]:
+            row[metric] = 1000.0
+        return config, rows
+    y = [value] * 8
+    if measure == "early gain":
+        y = [0.0] + [value] * 7
+    if measure == "fall":
+        y = [value] * 4 + [0.0] * 4
+    rows = []
+    for i, x in enumerate(y):
+        kind, _, world = metric.partition(" ")
+        row = {"iteration": i, kind: {world or "bandit": x} if kind == "eval" else x}
+        if kind == "seconds":
+            row = {"iteration": i, "seconds_rollout": x if i == 0 else 0.0, "seconds_update": 0.0}
+        rows.append(row)
+    config = dict(online_k=1, env="bandit", iterations=8, max_turns=5, max_actions_per_turn=5, max_actions=10,
+                  eval_prompts=256, success_rate=0.8)
+    return config, rows
+
+
+@pytest.mark.parametrize("number", range(len(paper.PAPER["claims"])))
+def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
+    claim = paper.PAPER["claims"][number]
+    monkeypatch.setitem(paper.PAPER, "claims", [claim])
+    measure, metric, bound, kind = claim["measure"], claim.get("metric"), claim["bound"], claim["kind"]
+    scale = 20.0 if measure == "warning" else 0.3
+    level = 0.0 if len(claim["methods"]) == 1 else 0.45
+    wobble = np.array([0.0, 0.1, -0.1, 0.05, -0.05, 0.1, 0.0, -0.1, 0.05, -0.05])
+    wanted = {"holds": bound + scale * (1 + wobble), "contradicted": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
+    if kind == "same":
+        wanted = {"no difference": bound / 10 * wobble, "contradicted": bound + scale * (1 + wobble), "open": scale * wobble * 5}
+    if kind == "often":
+        wanted = {"holds": np.ones(10), "contradicted": np.zeros(10), "open": np.arange(10) % 2}
+    for verdict, d in wanted.items():
+        def runs_of(world, method, args, d=d):
+            values = np.full(10, level)
+            if method == claim["methods"][0]:
+                values = values + d
+            return [invented(measure, metric, value) for value in values]
+        monkeypatch.setattr(paper, "runs_of", runs_of)
+        line = paper.claims("claims", None).splitlines()[-1]
+        assert line.strip("| ").split(" | ")[-1].startswith(verdict), (verdict, line)
