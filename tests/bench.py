@@ -46,8 +46,8 @@ def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectori
     while live:
         width = max(len(traj.ids) for traj in live)
         pads = [width - len(traj.ids) for traj in live]  # on the left: generate writes on the right
-        ids = torch.tensor([[tok.pad_token_id] * pad + traj.ids for pad, traj in zip(pads, live)])
-        seen = torch.tensor([[0] * pad + [1] * len(traj.ids) for pad, traj in zip(pads, live)])
+        ids = torch.tensor([[tok.pad_token_id] * pad + traj.ids for pad, traj in zip(pads, live)]).to(policy.device)
+        seen = torch.tensor([[0] * pad + [1] * len(traj.ids) for pad, traj in zip(pads, live)]).to(policy.device)
         written = policy.generate(input_ids=ids, attention_mask=seen, max_new_tokens=cfg.max_new_tokens,
                                   pad_token_id=tok.pad_token_id, eos_token_id=end_of_turn, **how)
         for traj, answer in zip(live, written[:, width:].tolist()):
