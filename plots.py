@@ -255,8 +255,16 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
             return x[i]
 
 
+def as_it_stays(y, rows):
+    """A dead run ended because nothing could change any more: it would have stayed so for the iterations of `onset`."""
+    if "dead" in rows[-1]:
+        return np.append(y, np.full(14, y[-1]))
+    return y
+
+
 def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
     iterations, success = series(config, rows, "success")
+    success = as_it_stays(success, rows)
     smooth = np.convolve(success, np.ones(5) / 5, "valid")  # the mean of an iteration and the four after it
     place = smooth.argmax()
     best = iterations[place]

@@ -857,7 +857,8 @@ def check_chat(tok, policy, cfg):  # -> the longest first message; tokens of the
     first = max(firsts, key=len)
     longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = getattr(policy.config, "max_position_embeddings", None) or longest  # some models know no limit
-    need(longest <= room, f"episodes take up to {longest} tokens, the model {room}: lower --max-new-tokens or --max-turns")
+    fits_in = longest <= room
+    need(fits_in, f"episodes take up to {longest} tokens, the model {room}: lower --max-new-tokens or --max-turns")
     return first, longest
 
 
@@ -897,7 +898,7 @@ def why_not(policy, tokens, gap):
     if window and window < tokens:
         return (f"it looks back {window} tokens only (sliding window), and episodes take up to {tokens}: lower "
                 "--max-new-tokens or --max-turns")
-    return f"with the cache, log-probs are off by up to {gap:.1g}, it is not clear why. GPT-2, Llama, Qwen2 and Qwen3 work"
+    return f"through the cache log-probs are off by up to {gap:.1g}, it is not clear why. Llama, Qwen2 and Qwen3 work"
 
 
 
@@ -926,8 +927,9 @@ def needs(models):  # -> what a large model takes, in words
     trained = 4 * sum(weight.numel() for group in models.optimizer.param_groups for weight in group["params"])
     if trained < 1e9:
         return ""
-    return (f"\nmemory: {(kept + 3 * trained) / 1e9:.0f} GB for weights, gradients and Adam, besides cache and activations; "
-            f"disk: {(kept + 3 * trained) / 1e9:.0f} GB for a checkpoint, twice that while one replaces another")
+    size = (kept + 3 * trained) / 1e9
+    return (f"\nmemory: {size:.0f} GB for weights, gradients and Adam, besides cache and activations; disk: {size:.0f} GB "
+            "for a checkpoint, twice that while one replaces another")
 
 
 def is_over(rows, cfg):  # "dead": ten iterations in a row had nothing to compare, and so it will stay
@@ -1399,8 +1401,8 @@ def main():
         print(error, file=sys.stderr)
         sys.exit(2)
     except torch.OutOfMemoryError:
-        print("out of GPU memory. Least is lost by --algo grpo (no critic) and --kl-coef 0 (no reference model); then lower "
-              "--max-new-tokens, --prompts, --rollouts. tests/README.md says what fits", file=sys.stderr)
+        print("out of GPU memory. Try --algo grpo (no critic), --kl-coef 0 (no reference model), a lower --max-new-tokens, "
+              "--prompts or --rollouts; tests/README.md says what fits", file=sys.stderr)
         sys.exit(2)
     except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
         print(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint", file=sys.stderr)

@@ -52,7 +52,7 @@ def held(config, rows, metric):
 
 
 def warning(config, rows, metric):
-    """By how many iterations did this signal leave its earlier range before success was lost? nan: one of them did not."""
+    """By how many iterations did this signal leave its earlier range before success was lost? nan: either did not happen."""
     _, lost_at, left = plots.anatomy(config, rows)
     if lost_at is None or left.get(metric) is None:
         return math.nan
@@ -64,9 +64,10 @@ def lost(config, rows, metric):
 
 
 def trapped(config, rows, metric):
-    """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; then
-    the valid turns or the in-group std come near 0; and on the way one gradient is five times the median of the 20 before."""
+    """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; the
+    valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before it."""
     iterations, success = plots.series(config, rows, "success")
+    success = plots.as_it_stays(success, rows)
     smooth = np.convolve(success, np.ones(5) / 5, "valid")
     best = smooth.argmax()
     gain = smooth[best] - success[0]
@@ -79,23 +80,34 @@ def trapped(config, rows, metric):
 
 def lowest(config, rows, metric, since):  # the lowest mean of ten iterations in a row
     iterations, y = plots.series(config, rows, metric)
-    y = y[iterations >= since]
+    y = plots.as_it_stays(y[iterations >= since], rows)
     return np.convolve(y, np.ones(10) / 10, "valid").min()
 
 
-def largest_jump(config, rows, since):  # of the gradient norm, over the median of the 20 before
-    iterations, norms = plots.series(config, rows, "grad_norm_max")
-    jumps = [norms[i] / np.median(norms[i - 20:i]) for i in range(20, len(norms)) if iterations[i] >= since]
+def largest_jump(config, rows, since):
+    """The longest gradient of an iteration over the median, of the 20 iterations before, of their mean lengths."""
+    iterations, longest = plots.series(config, rows, "grad_norm_max")
+    _, usual = plots.series(config, rows, "grad_norm")
+    jumps = [longest[i] / np.median(usual[i - 20:i]) for i in range(20, len(longest)) if iterations[i] >= since]
     return max(jumps, default=0.0)
 
 
-MEASURES = {"mean": mean, "end": end, "early gain": early_gain, "fall": fall, "above random": above_random, "held": held, "warning": warning,
-            "lost": lost, "trapped": trapped}
+MEASURES = {
+    "mean": mean,
+    "end": end,
+    "early gain": early_gain,
+    "fall": fall,
+    "above random": above_random,
+    "held": held,
+    "warning": warning,
+    "lost": lost,
+    "trapped": trapped}
 
 
 # ------------------------------------------------------------------------------------------------- over the seeds
 def tail(t, df):
-    """The chance that Student's t is farther from 0 than t. With t = sqrt(df) tan(angle) its density is cos(angle)^(df-1)."""
+    """The chance that Student's t is farther from 0 than t. With t = sqrt(df) tan(angle) its density is
+    cos(angle)^(df - 1)."""
     angles = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
     density = np.cos(angles) ** (df - 1)
     return density[angles > math.atan(abs(t) / math.sqrt(df))].sum() / density.sum()

@@ -41,8 +41,8 @@ import plots
 from envs import UserError, need
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
-COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead", "seconds_rollout", "seconds_update",
-           *plots.METRICS}  # these are packed
+COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
+           "seconds_rollout", "seconds_update", *plots.METRICS}  # these are packed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
 
 
@@ -306,9 +306,10 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
         compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
         asked = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
         measure = f"{claim['measure']} {claim.get('metric', '')}".strip()
-        lines.append([claim["source"], claim["says"], f"{measure}: {compared} {asked.format(claim['bound'])}", str(len(d)),
-                      f"{d.mean():.2f} [{low:.2f}, {high:.2f}]", f"{corrected:.3f}",
-                      ledger.verdict(claim["kind"], d, claim["bound"], corrected)])
+        question = f"{measure}: {compared} {asked.format(claim['bound'])}"
+        value = f"{d.mean():.2f} [{low:.2f}, {high:.2f}]"
+        verdict = ledger.verdict(claim["kind"], d, claim["bound"], corrected)
+        lines.append([claim["source"], claim["says"], question, str(len(d)), value, f"{corrected:.3f}", verdict])
     return markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
 
 

@@ -310,8 +310,8 @@ def by_hand(text, actions, limit):  # the same grammar without a regular express
     if parts[0] or parts[4].strip() or parts[8].strip():
         return None
     names = {action.lower(): action for action in actions}
-    words = [word.strip().lower() for word in parts[6].split("||")]
-    return [names[word] for word in words][:limit] if all(word in names for word in words) else None
+    words = [word.strip().lower() for word in parts[6].split("||")][:limit]
+    return [names[word] for word in words] if all(word in names for word in words) else None
 
 
 def written_by_models(count):  # -> that many answers of a random model and of tiny, at three temperatures

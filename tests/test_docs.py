@@ -17,7 +17,8 @@ import paper
 
 README = (ROOT / "README.md").read_text()
 BELOW = {"envs": [], "plots": ["envs"], "ragen_mini": ["envs", "plots"], "tiny/cold_start": ["envs", "ragen_mini"],
-         "figures/paper": ["envs", "plots", "ragen_mini"]}
+         "figures/ledger": ["envs", "plots"], "figures/variants": ["ragen_mini"],
+         "figures/paper": ["envs", "plots", "ragen_mini", "ledger"]}
 
 
 @pytest.mark.parametrize("name", BELOW)
@@ -27,7 +28,7 @@ def test_arrows_go_down_and_none_is_hidden(name):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
             for imported in names:
-                assert imported not in ("envs", "plots", "ragen_mini", "paper", "cold_start") or imported in BELOW[name], node.lineno
+                assert imported not in ("envs", "plots", "ragen_mini", "paper", "ledger", "cold_start") or imported in BELOW[name], node.lineno
                 optional = imported.split(".")[0] in ("gymnasium", "IPython")  # where they are needed they are there
                 assert optional or node in tree.body, f"line {node.lineno}: an import inside a function"
                 assert name not in ("envs", "plots") or imported.split(".")[0] not in ("torch", "transformers")

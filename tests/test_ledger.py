@@ -90,7 +90,7 @@ def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
     norms = [1.0 + 0.1 * (i % 3) for i in range(n)]
     norms[lost_at - 3] = spike
     share = [0.9] * (lost_at - 1) + [valid] * (n - lost_at + 1)
-    return run(success, grad_norm_max=norms, valid=share, reward_std=[0.4] * n, entropy=[0.5] * n, reward=success, kl=[0.0] * n)
+    return run(success, grad_norm_max=norms, grad_norm=[1.0] * n, valid=share, reward_std=[0.4] * n, entropy=[0.5] * n, reward=success, kl=[0.0] * n)
 
 
 def test_the_whole_course():
@@ -102,6 +102,9 @@ def test_the_whole_course():
     assert ledger.trapped(*collapsing(first=0.8), None) == 0, "a gain of 0.2 only"
     assert ledger.trapped(*collapsing(last=0.8), None) == 0, "less than half of the gain is lost"
     assert ledger.trapped(*collapsing(lost_at=95), None) == 0, "for five iterations only"
+    config, rows = collapsing(lost_at=95)
+    rows[-1]["dead"] = True
+    assert ledger.trapped(config, rows, None) == 1, "and it would have stayed so"
     healthy = collapsing(lost_at=101)
     assert ledger.trapped(*healthy, None) == ledger.lost(*healthy, None) == 0
     assert ledger.held(*healthy, None) == 1
