@@ -48,6 +48,9 @@ Not drawn:
   claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
 """
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "true_claims")
+WINDOW = 5  # iterations of which success is the mean, so that one lucky rollout is not the best
+LOST = 10  # iterations below half of the best success: a loss, not a dip
+SPIKE = 5  # times the usual value: a spike, not noise
 BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
 EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
@@ -230,17 +233,17 @@ def curves(runs, out=None):  # -> Path of the picture
 
 # --------------------------------------------------------------------------------------- anatomy of a collapse
 def onset(smooth, best):  # -> from which place on a run is lost, or None
-    """The first after the best one where less than half of the best success is left, for ten iterations."""
+    """The first after the best one where less than half of the best success is left, for LOST iterations."""
     lost = smooth < smooth[best] / 2
-    for i in range(best, len(smooth) - 9):
-        if lost[i:i + 10].all():
+    for i in range(best, len(smooth) - LOST + 1):
+        if lost[i:i + LOST].all():
             return i
 
 
 def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
     """Healthy is the range of the last BEFORE values up to the best one, widened by half its width on each side. A signal
-    leaves it at the first iteration from which three values in a row lie outside, or at the first spike: a value above
-    five times the median of the BEFORE values that precede it."""
+    leaves it at the first iteration from which three values in a row lie outside, or at the first value above SPIKE times
+    the median of the BEFORE values that precede it."""
     end = np.searchsorted(x, best, side="right")
     healthy = y[max(0, end - BEFORE):end]
     if len(healthy) < 5:  # the best came too early: there is no healthy range to leave
@@ -250,22 +253,22 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
     for i in np.flatnonzero(x > best):
         for_long = i + 3 <= len(y) and outside[i:i + 3].all()
         usual = np.median(y[max(0, i - BEFORE):i])
-        spike = usual > 0 and y[i] > 5 * usual
+        spike = usual > 0 and y[i] > SPIKE * usual
         if for_long or spike:
             return x[i]
 
 
 def as_it_stays(y, rows):
-    """A dead run ended because nothing could change any more: it would have stayed so for the iterations of `onset`."""
+    """A dead run ended because nothing could change any more: its last value would have come again and again."""
     if "dead" in rows[-1]:
-        return np.append(y, np.full(14, y[-1]))
+        return np.append(y, np.full(LOST + WINDOW, y[-1]))
     return y
 
 
 def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
     iterations, success = series(config, rows, "success")
     success = as_it_stays(success, rows)
-    smooth = np.convolve(success, np.ones(5) / 5, "valid")  # the mean of an iteration and the four after it
+    smooth = np.convolve(success, np.ones(WINDOW) / WINDOW, "valid")  # the mean of an iteration and the four after it
     place = smooth.argmax()
     best = iterations[place]
     lost = onset(smooth, place)
@@ -320,7 +323,8 @@ def story(config, best, lost, left):  # -> the anatomy in words
 def live(cfg, rows):
     """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
-    if len(rows) % 5 != 1:  # at iterations 0, 5, 10, ...: a picture takes as long as an iteration of `tiny`
+    nothing_yet = len(rows) == 1 and "eval" not in rows[0]
+    if nothing_yet or len(rows) % 5 != 1:  # at 0, 5, 10, ...: a picture takes as long as an iteration of `tiny`
         return
     picture = io.BytesIO()
     dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))

@@ -209,9 +209,7 @@ def take_turn(traj, tok, cfg, ends):
     thought = "<think></think>" if cfg.no_think else ""
     actions = parse_answer(thought + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
-    turn["claims"] = envs.claims(env, text.split("</think>")[0])
-    for _, is_true in turn["claims"]:  # an extra, not in the paper, and worth nothing by default
-        turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward
+    pay_for_truth(turn, env, cfg)  # an extra, not in the paper: by default 0
     if not turn["valid"]:
         turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
@@ -294,13 +292,16 @@ def answer_is_complete(traj, ends, cfg):
 #     group: they were played without this token.)
 #  3. The mean gradient stays the same; its noise shrinks where what is subtracted was a good forecast. What is left of R
 #     is the advantage A of the token.
-#  4. Multiplied by ratio = pi / pi_old, a token of pi_old counts as if pi had chosen it (the text before it remains
-#     pi_old's: hence step 5). At ratio 1 the gradient of ratio * A is A * grad log pi.
+#  4. Multiplied by ratio = pi / pi_old, a token of pi_old counts as if pi had chosen it (importance sampling; the text
+#     before it remains pi_old's, so that later updates are biased). At ratio 1 the gradient of ratio * A is
+#     A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update this is unbiased, as long as A only *subtracts*. Dividing
 #     by one number for all (whitening, in `add_ppo_advantages`) changes the scale; dividing each group by its own
 #     changes more: see `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
 # In practice the sum over an episode's tokens is a mean over all tokens of the batch, which is another matter of scale.
-# The filter does bias the estimate: it chooses prompts by what happened there.
+# Whitening subtracts the batch's mean, in which every episode has a small part (1/B): a bias of that size. The filter
+# biases the estimate more: it chooses prompts by what happened there, and so trains for those where luck is large.
+# (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
 
 
 # --------------------------------------------------------------------- which trajectories, and how good were they
@@ -492,9 +493,9 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             stats["value_loss"] += loss.item()
     stats = add_up(stats)
     norms = []
-    for network in models.optimizer.param_groups:  # the policy's weights, the critic's
-        add_up_gradients(network["params"])
-        norms.append(torch.nn.utils.clip_grad_norm_(network["params"], MAX_GRAD_NORM).item())
+    for weights in models.optimizer.param_groups:  # the policy's, the critic's
+        add_up_gradients(weights["params"])
+        norms.append(torch.nn.utils.clip_grad_norm_(weights["params"], MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]
     need(np.isfinite([*stats.values(), *norms]).all(), not_finite("loss or gradient", cfg))
     models.optimizer.step()
@@ -661,10 +662,10 @@ class KVCache:
 
 def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token that comes next
     """Each trajectory reads those of its ids that are not in the cache yet; the drawing is at KVCache."""
-    unseen = [traj.ids[traj.seen:] for traj in trajs]
-    q = max(len(ids) for ids in unseen)
-    pads = [q - len(ids) for ids in unseen]
-    padded = [[0] * pad + ids for pad, ids in zip(pads, unseen)]
+    new = [traj.ids[traj.seen:] for traj in trajs]
+    q = max(len(ids) for ids in new)
+    pads = [q - len(ids) for ids in new]
+    padded = [[0] * pad + ids for pad, ids in zip(pads, new)]
 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
@@ -673,9 +674,9 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     cache.columns = seen[:, None] + step % q  # (b,q). A: 7 8 9; B: 5 + (1 2 0) = 6 7 5
     cache.rows = tensor([traj.row for traj in trajs])
     cache.used = int(cache.columns.max()) + 1
-    hidden = torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
-    mask = hidden * torch.finfo(torch.float32).min  # added to the scores: some models would add a boolean, too
-    output = policy(input_ids=tensor(padded), attention_mask=mask, position_ids=cache.columns,
+    later = torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
+    unseen = later * torch.finfo(torch.float32).min  # added to the scores: some models would add a boolean, too
+    output = policy(input_ids=tensor(padded), attention_mask=unseen, position_ids=cache.columns,
                     past_key_values=cache, logits_to_keep=1)
     for traj in trajs:
         traj.seen = len(traj.ids)
@@ -703,7 +704,7 @@ def pad(rows, device):  # -> (B, longest)
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
     places = torch.arange(1, batch["mask"].shape[1] + 1, device=batch["mask"].device)
-    length = (batch["mask"] * places).amax(1).clamp(min=1).tolist()  # up to the last trained token: the rest is no matter
+    length = (batch["mask"] * places).amax(1).clamp(min=1).tolist()  # up to the last trained token: the rest is unused
     rows = sorted(rows, key=length.__getitem__)
     for number in itertools.count():
         if not rows:
@@ -768,8 +769,8 @@ def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the
 
 # ------------------------------------------------------------------------------------- several processes: torchrun
 # torchrun starts this program several times and tells each its RANK. Every process holds the whole model and, after each
-# rollout, all trajectories: filter, statistics and steps are the same everywhere. Divided are the groups to be played and
-# the micro-batches. Rank 0 alone writes and speaks.
+# rollout, all trajectories: filter, statistics and steps are the same everywhere. The groups to be played and the
+# micro-batches are divided among them. Rank 0 alone writes and speaks.
 def join_others(cfg):
     if PROCESSES > 1:
         need(PROCESSES <= cfg.prompts, f"{PROCESSES} processes for --prompts {cfg.prompts}: each must play one at least")
@@ -901,8 +902,6 @@ def why_not(policy, tokens, gap):
     return f"through the cache log-probs are off by up to {gap:.1g}, it is not clear why. Llama, Qwen2 and Qwen3 work"
 
 
-
-
 def check_worlds(tok, cfg):
     for name in cfg.eval_names:
         if name not in envs.BUILT_IN:
@@ -921,15 +920,15 @@ def explain(cfg):  # -> what the settings mean for the objective, in words
             f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
 
 
-def needs(models):  # -> what a large model takes, in words
+def size_of(models):  # -> what a large model takes, in words
     networks = [part for part in (models.policy, models.critic, models.ref) if part is not None]
     kept = 4 * sum(weight.numel() for network in networks for weight in network.parameters())  # bytes, in fp32
     trained = 4 * sum(weight.numel() for group in models.optimizer.param_groups for weight in group["params"])
     if trained < 1e9:
         return ""
     size = (kept + 3 * trained) / 1e9
-    return (f"\nmemory: {size:.0f} GB for weights, gradients and Adam, besides cache and activations; disk: {size:.0f} GB "
-            "for a checkpoint, twice that while one replaces another")
+    return (f"\nmemory: {size:.0f} GB for weights, gradients and Adam, besides cache and activations; disk: {size:.0f} "
+            "GB for a checkpoint, twice that while one replaces another")
 
 
 def is_over(rows, cfg):  # "dead": ten iterations in a row had nothing to compare, and so it will stay
@@ -1002,6 +1001,13 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     row = {name: round(float(x), 6) for name, x in row.items()}
     kept = sum(len(chosen) for chosen, _ in trained)
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
+
+
+def pay_for_truth(turn, env, cfg):
+    """--truth-reward: for every true claim of a thought, against every false one."""
+    turn["claims"] = envs.claims(env, turn["answer"].split("</think>")[0])
+    for _, is_true in turn["claims"]:
+        turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward
 
 
 def fits(turn):
@@ -1148,7 +1154,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     if cfg.eval_every:
         about["yardsticks"] = {name: list(envs.yardsticks_of_run(name, about)) for name in cfg.eval_names}
     Path(cfg.out, "config.json").write_text(json.dumps(about, indent=1))
-    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}{needs(models)}")
+    print(f"{cfg.model} on {cfg.device}, in {cfg.out}\n{explain(cfg)}{size_of(models)}")
     return cfg, rows
 
 
@@ -1401,8 +1407,8 @@ def main():
         print(error, file=sys.stderr)
         sys.exit(2)
     except torch.OutOfMemoryError:
-        print("out of GPU memory. Try --algo grpo (no critic), --kl-coef 0 (no reference model), a lower --max-new-tokens, "
-              "--prompts or --rollouts; tests/README.md says what fits", file=sys.stderr)
+        print("out of GPU memory. Try --algo grpo (no critic), --kl-coef 0 (no reference model), or a lower "
+              "--max-new-tokens, --prompts or --rollouts; tests/README.md says what fits", file=sys.stderr)
         sys.exit(2)
     except (OSError, SafetensorError) as error:  # a full disk, for example; bugs keep their traceback
         print(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint", file=sys.stderr)

@@ -52,7 +52,7 @@ def held(config, rows, metric):
 
 
 def warning(config, rows, metric):
-    """By how many iterations did this signal leave its earlier range before success was lost? nan: either did not happen."""
+    """By how many iterations did this signal leave its earlier range before success was lost? nan: one did not happen."""
     _, lost_at, left = plots.anatomy(config, rows)
     if lost_at is None or left.get(metric) is None:
         return math.nan
@@ -65,7 +65,7 @@ def lost(config, rows, metric):
 
 def trapped(config, rows, metric):
     """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; the
-    valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before it."""
+    valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
     iterations, success = plots.series(config, rows, "success")
     success = plots.as_it_stays(success, rows)
     smooth = np.convolve(success, np.ones(5) / 5, "valid")
