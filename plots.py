@@ -129,7 +129,10 @@ def yardsticks(config, world):  # -> random, optimal; or None: it is a world of 
 
 # -------------------------------------------------------------------------------------------------- drawing
 def title_of(metric):
-    return METRICS[metric][0] if metric in METRICS else metric.replace("_", " ")
+    others = {"success": "success (training)", "grad_norm_max": "longest gradient of the iteration"}
+    if metric in METRICS:
+        return METRICS[metric][0]
+    return others.get(metric, metric.replace("_", " "))
 
 
 def draw_panel(ax, metric, title, lines, labels):
@@ -282,12 +285,16 @@ def anatomy(config, rows):  # -> iteration of the best success, of its loss (or 
     return best, lost, left
 
 
-@matplotlib.style.context(STYLE)
 def collapse(run):  # -> Path of the picture
-    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
     config, rows = load(run)
     enough = len(series(config, rows, "success")[0]) >= BEFORE
     need(enough, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
+    return draw_anatomy(config, rows, Path(run, "collapse.png"))
+
+
+@matplotlib.style.context(STYLE)
+def draw_anatomy(config, rows, out):  # -> out
+    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
     best, lost, left = anatomy(config, rows)
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(left) + 1), layout="constrained")
     axes = fig.subplots(len(left), 1, sharex=True, squeeze=False)[:, 0]
@@ -304,8 +311,7 @@ def collapse(run):  # -> Path of the picture
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    fig.suptitle(textwrap.fill(story(config, best, lost, left), 105), fontsize=9)
-    out = Path(run, "collapse.png")
+    fig.suptitle(textwrap.fill(story(config, best, lost, left), 100), fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
 

@@ -513,7 +513,7 @@ def self_check(trajs, policy, cfg):
         small = gap.max() * cfg.temperature < 1e-4  # a low temperature magnifies rounding
     else:
         small = gap.mean() < 0.05  # bf16: 1 only roughly
-    assert small, f"ratio not 1, log-probs differ by {gap.max():.1e}: perhaps the model rescales its logits"
+    assert small, f"ratio not 1: log-probs of rollout and update differ by up to {gap.max():.1e}"
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
     assert len(starts) == trajs[-1].group + 1, "one initial state per group"
     for traj in trajs:

@@ -242,6 +242,20 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
     return f"![{title}]({args.folder.name}/{file})" + caption(name)
 
 
+def anatomy(name, args):  # -> Markdown of the picture of the first run that shows the trap's whole course
+    (world, _, methods), = PAPER["figures"][name]["panels"]
+    method, = PAPER["sets"][methods]
+    runs = runs_of(world, method, args)
+    trapped = [seed for seed, run in enumerate(runs) if ledger.trapped(*run, None)]
+    need(trapped, f"no run of {world}, {method} shows the whole course")
+    config, rows = runs[trapped[0]]
+    args.folder.mkdir(parents=True, exist_ok=True)
+    plots.draw_anatomy(config, rows, args.folder / f"{name}.png")
+    title = PAPER["figures"][name]["title"]
+    title += f" (seed {trapped[0]}; the whole course in {len(trapped)} of {len(runs)} seeds)"
+    return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
+
+
 def caption(name):
     said = PAPER["figures"][name].get("caption", "")
     return said and f"\n\n*{said}*"
@@ -328,11 +342,11 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
 
 
 # ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig": figure, "table": table, "results": results, "claims": claims}
+KINDS = {"fig-anatomy": anatomy, "fig": figure, "table": table, "results": results, "claims": claims}
 
 
 def show(name, args):  # -> Markdown
-    kind = re.match("fig|table|results|claims", name)[0]
+    kind = re.match("fig-anatomy|fig|table|results|claims", name)[0]
     return KINDS[kind](name, args)
 
 

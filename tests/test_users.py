@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.figure
 import numpy as np
@@ -709,3 +710,16 @@ def test_a_copied_checkpoint_as_small_as_tiny_has_its_settings(runs, tmp_path):
     assert rm.parse_config(["--model", str(elsewhere), "--device", "cpu"]) == rm.replace(tiny, model=str(elsewhere))
     large = rm.Config(model="some/model", device="cpu")
     assert (large.lr, large.max_new_tokens) != (tiny.lr, tiny.max_new_tokens)
+
+
+def test_the_live_picture_waits_until_there_is_something_to_draw(monkeypatch, cfg):
+    """--eval-every 0: iteration 0 has neither an evaluation nor a rollout."""
+    shown = []
+    display = SimpleNamespace(Image=bytes, clear_output=lambda wait: None, display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(plots, "dashboard", lambda loaded, out, *rest: out.write(b"picture"))
+    plots.live(cfg, [{"iteration": 0}])
+    assert not shown
+    plots.live(cfg, [{"iteration": i} for i in range(6)])
+    assert shown == [b"picture"]
