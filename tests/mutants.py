@@ -5,7 +5,7 @@
 
 Every row of the course's table of bugs is here: most of them still reach a success of 1.00 on an easy world, so that a
 good curve says nothing. Each mutant is ragen_mini.py with one piece replaced, in a copy of the project in which the
-tests of the method (test_algo.py, test_rollout.py) run until the first failure. A mutant that survives is printed as such.
+tests of the method (test_algo.py, test_rollout.py, test_models.py, test_torchrun.py) run until the first failure. A mutant that survives is printed as such.
 """
 import shutil
 import subprocess
@@ -53,8 +53,13 @@ MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there inst
     ("value loss not clipped", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)", "(value - ret) ** 2"),
     ("value loss by the better error", "torch.max((value - ret) ** 2", "torch.min((value - ret) ** 2"),
     ("KL penalty only of the token itself", "penalty.flip(1).cumsum(1).flip(1)", "penalty"),
-    ("pads are attended to", "torch.arange(cache.used, device=cache.device) <= cache.columns[:, None, :, None]",
-     "torch.arange(cache.used, device=cache.device) <= cache.columns.amax(1)[:, None, None, None]"),
+    ("pads are attended to", "torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]",
+     "torch.arange(cache.used, device=cache.device) > cache.columns.amax(1)[:, None, None, None]"),
+    ("a boolean attention mask", "unseen = later * torch.finfo(torch.float32).min", "unseen = ~later"),
+    ("every process takes every micro-batch", "if number % PROCESSES == RANK:", "if True:"),
+    ("gradients are not added up", "torch.distributed.all_reduce(weight.grad)", "pass"),
+    ("a recurrent model is accepted", 'need(cache.layers, refused', 'need(True, refused'),
+    ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),
     ("a parser that takes text behind the answer", "SHAPE.fullmatch(text)", "SHAPE.match(text)"),
 ]
 
@@ -68,7 +73,7 @@ def survives(old, new):  # -> the test that failed, or None
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in ragen_mini.py"
         program.write_text(text.replace(old, new))
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_algo.py",
-                               "tests/test_rollout.py"], cwd=copy, capture_output=True, text=True)
+                               "tests/test_rollout.py", "tests/test_models.py", "tests/test_torchrun.py"], cwd=copy, capture_output=True, text=True)
         failed = [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         return failed[0] if done.returncode else None
 
