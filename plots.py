@@ -35,6 +35,7 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
     "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": ("different thoughts / thoughts", "near 0: the same few phrases in every episode, the echo itself"),
     "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
     "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
     "seconds": ("seconds so far", "of rollouts and updates"),
@@ -47,7 +48,7 @@ Not drawn:
   collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
   claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
 """
-ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "true_claims")
+ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
 WINDOW = 5  # iterations of which success is the mean, so that one lucky rollout is not the best
 LOST = 10  # iterations below half of the best success: a loss, not a dip
 SPIKE = 5  # times the usual value: a spike, not noise

@@ -983,6 +983,7 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
         "entropy": sum(traj.entropy for traj in trajs) / tokens,
         "response_length": tokens / len(trajs),
         "think_length": np.mean([len(thought.split()) for thought in thoughts]),
+        "distinct": len(set(thoughts)) / len(thoughts),
         "valid": np.mean([turn["valid"] for turn in turns]),
         "turns": len(turns) / len(trajs),
     }

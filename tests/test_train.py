@@ -54,7 +54,7 @@ def test_a_real_process_with_a_mistake_says_one_line_and_exits_with_2(mistaken, 
 def test_algorithms_run_on_worlds(tmp_path, folder, flags):
     rows = run(tmp_path / "run", *flags.split(), model=folder)
     assert survive.rows_of(tmp_path / "run") == rows and [row["iteration"] for row in rows] == [0, 1, 2]
-    columns = ("reward reward_std success entropy response_length think_length valid turns grad_norm clip_fraction "
+    columns = ("reward reward_std success entropy response_length think_length distinct valid turns grad_norm clip_fraction "
                "policy_loss seconds_rollout seconds_update tokens").split() + ["value_loss"] * ("ppo" in flags)
     columns += ["kl"] * ("--starpo-s" not in flags)
     trained = [row for row in rows[1:] if row["updates"]]
