@@ -269,10 +269,13 @@ def as_it_stays(y, rows):
     return y
 
 
+def means(y, n):  # each value's with the n - 1 after it
+    return np.convolve(y, np.ones(n) / n, "valid")
+
+
 def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
     iterations, success = series(config, rows, "success")
-    success = as_it_stays(success, rows)
-    smooth = np.convolve(success, np.ones(WINDOW) / WINDOW, "valid")  # the mean of an iteration and the four after it
+    smooth = means(as_it_stays(success, rows), WINDOW)
     place = smooth.argmax()
     best = iterations[place]
     lost = onset(smooth, place)

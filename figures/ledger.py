@@ -68,28 +68,34 @@ def trapped(config, rows, metric):
     valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
     iterations, success = plots.series(config, rows, "success")
     success = plots.as_it_stays(success, rows)
-    smooth = np.convolve(success, np.ones(5) / 5, "valid")
-    best = smooth.argmax()
-    gain = smooth[best] - success[0]
-    low = smooth[best:] < smooth[best] - gain / 2
-    fallen = any(low[i:i + 10].all() for i in range(len(low) - 9))
-    silent = lowest(config, rows, "valid", iterations[best]) < 0.1
-    alike = lowest(config, rows, "reward_std", iterations[best]) < 0.05 * rows[1]["reward_std"]
-    return float(gain >= 0.3 and fallen and (silent or alike) and largest_jump(config, rows, iterations[best]) >= 5)
+    smooth = plots.means(success, plots.WINDOW)
+    place = smooth.argmax()
+    since = iterations[place]
+    gain = smooth[place] - success[0]
+    lost_half = smooth[place:] < smooth[place] - gain / 2
+    for_long = plots.means(lost_half, plots.LOST).max() > 0.99  # all of them
+    silent = lowest(config, rows, "valid", since) < 0.1
+    alike = lowest(config, rows, "reward_std", since) < 0.05 * rows[1]["reward_std"]
+    spike = largest_jump(config, rows, since) >= plots.SPIKE
+    return float(gain >= 0.3 and for_long and (silent or alike) and spike)
 
 
 def lowest(config, rows, metric, since):  # the lowest mean of ten iterations in a row
     iterations, y = plots.series(config, rows, metric)
     y = plots.as_it_stays(y[iterations >= since], rows)
-    return np.convolve(y, np.ones(10) / 10, "valid").min()
+    return plots.means(y, plots.LOST).min()
 
 
 def largest_jump(config, rows, since):
     """The longest gradient of an iteration over the median, of the 20 iterations before, of their mean lengths."""
     iterations, longest = plots.series(config, rows, "grad_norm_max")
-    _, usual = plots.series(config, rows, "grad_norm")
-    jumps = [longest[i] / np.median(usual[i - 20:i]) for i in range(20, len(longest)) if iterations[i] >= since]
-    return max(jumps, default=0.0)
+    _, means = plots.series(config, rows, "grad_norm")
+    jumps = [0.0]
+    for i in range(plots.BEFORE, len(longest)):
+        if iterations[i] >= since:
+            usual = np.median(means[i - plots.BEFORE:i])
+            jumps.append(longest[i] / usual)
+    return max(jumps)
 
 
 MEASURES = {
@@ -108,9 +114,11 @@ MEASURES = {
 def tail(t, df):
     """The chance that Student's t is farther from 0 than t. With t = sqrt(df) tan(angle) its density is
     cos(angle)^(df - 1)."""
-    angles = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
+    steps = 200_000
+    angles = (np.arange(steps) + 0.5) * math.pi / 2 / steps
     density = np.cos(angles) ** (df - 1)
-    return density[angles > math.atan(abs(t) / math.sqrt(df))].sum() / density.sum()
+    beyond = angles > math.atan(abs(t) / math.sqrt(df))
+    return density[beyond].sum() / density.sum()
 
 
 def bisect(function, low, high):  # where a monotonous function changes its sign
@@ -128,7 +136,8 @@ def interval(d):  # (seeds,) -> 95% interval of the mean
     n = len(d)
     if n < 2:
         return -math.inf, math.inf
-    half = bisect(lambda t: tail(t, n - 1) - 0.05, 0, 100) * d.std(ddof=1) / math.sqrt(n)
+    quantile = bisect(lambda t: tail(t, n - 1) - 0.05, 0, 100)
+    half = quantile * d.std(ddof=1) / math.sqrt(n)
     return d.mean() - half, d.mean() + half
 
 
@@ -137,13 +146,18 @@ def at_least(k, n, p):  # the chance of k or more of n, each with chance p
 
 
 def exact_interval(k, n):  # 95%, of a share of which k of n were seen (Clopper and Pearson)
-    low = bisect(lambda p: at_least(k, n, p) - 0.025, 0, 1) if k else 0.0
-    high = bisect(lambda p: at_least(n - k, n, 1 - p) - 0.025, 0, 1) if k < n else 1.0
+    low, high = 0.0, 1.0
+    if k > 0:
+        low = bisect(lambda p: at_least(k, n, p) - 0.025, 0, 1)
+    if k < n:
+        high = bisect(lambda p: at_least(n - k, n, 1 - p) - 0.025, 0, 1)
     return low, high
 
 
 def interval_of(kind, d):
-    return exact_interval(int(d.sum()), len(d)) if kind == "often" else interval(d)
+    if kind == "often":
+        return exact_interval(int(d.sum()), len(d))
+    return interval(d)
 
 
 def p_value(d, bound):
@@ -152,19 +166,23 @@ def p_value(d, bound):
     n = len(d)
     if n < 2:
         return 1.0
-    if d.std() < 1e-9:
-        return 2.0 ** (1 - n) if abs(d[0] - bound) > 1e-9 else 1.0
-    return tail((d.mean() - bound) / (d.std(ddof=1) / math.sqrt(n)), n - 1)
+    error = d.std(ddof=1) / math.sqrt(n)
+    if error > 1e-9:
+        return tail((d.mean() - bound) / error, n - 1)
+    if abs(d[0] - bound) > 1e-9:
+        return 2.0 ** (1 - n)
+    return 1.0
 
 
 def p_of(kind, d, bound):
     if kind == "often":
         k, n = int(d.sum()), len(d)
-        return min(1.0, 2 * min(at_least(k, n, bound), at_least(n - k, n, 1 - bound)))
+        above, below = at_least(k, n, bound), at_least(n - k, n, 1 - bound)
+        return min(1.0, 2 * min(above, below))
     if kind == "same":  # of the worse of two one-sided tests: is it above -bound, is it below bound?
-        above, below = p_value(d, -bound), p_value(d, bound)
-        inside = abs(d.mean()) < bound
-        return max(above, below) if inside else 1.0
+        if abs(d.mean()) >= bound:
+            return 1.0
+        return max(p_value(d, -bound), p_value(d, bound))
     return p_value(d, bound)
 
 
@@ -172,7 +190,8 @@ def holm(ps):  # -> corrected in the order of the rows
     corrected = np.zeros(len(ps))
     worst = 0.0
     for rank, row in enumerate(np.argsort(ps, kind="stable")):
-        worst = max(worst, min(1.0, (len(ps) - rank) * ps[row]))
+        p = (len(ps) - rank) * ps[row]
+        worst = max(worst, min(1.0, p))
         corrected[row] = worst
     return corrected
 
@@ -181,17 +200,21 @@ def verdict(kind, d, bound, p):  # p: corrected
     if kind == "same":
         if p < 0.05:
             return f"no difference within {bound:g}"
-        differs = abs(d.mean()) > bound and p_value(d, math.copysign(bound, d.mean())) < 0.05
-        return "contradicted" if differs else f"open: would need {seeds_needed(d, bound)}"
-    if p < 0.05:
+        nearer = math.copysign(bound, d.mean())
+        if abs(d.mean()) > bound and p_value(d, nearer) < 0.05:
+            return "contradicted"
+    elif p < 0.05:
         return "holds" if d.mean() > bound else "contradicted"
     return f"open: would need {seeds_needed(d, bound)}"
 
 
 def seeds_needed(d, bound):
     """For 80% power at 5%, if mean and spread are as seen; Holm's correction would ask for more."""
-    distance = abs(abs(d.mean()) - abs(bound)) if bound else abs(d.mean())
-    if len(d) < 2 or d.std() == 0 or distance == 0:
+    if len(d) < 2:
         return "more seeds"
-    n = math.ceil((2.8 * d.std(ddof=1) / distance) ** 2)
-    return f"about {max(n, len(d) + 1)} seeds" if n < 1000 else "more than 1,000 seeds"
+    distance = abs(abs(d.mean()) - bound)
+    spread = d.std(ddof=1)
+    if spread == 0 or distance < spread / 10:
+        return "more than 1,000 seeds" if spread else "more seeds"
+    n = math.ceil((2.8 * spread / distance) ** 2)
+    return f"about {max(n, len(d) + 1)} seeds"
