@@ -54,7 +54,8 @@ LOST = 10  # iterations below half of the best success: a loss, not a dip
 SPIKE = 5  # times the usual value: a spike, not noise
 BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
-EXACT = ("eval", "seconds", "mutual_information")  # drawn as they are; the others as moving averages
+OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
+EXACT = ("eval", "seconds", "mutual_information", "alive")  # drawn as they are; the others as moving averages
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
@@ -78,7 +79,10 @@ def load(run):  # -> config, rows of the log
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
     """metric: a column of the log, or "eval" (success in the run's own world), "eval sokoban" (in another one), "seconds"
-    (summed up). One iteration of --online-k plays k*P prompts, so it counts for k."""
+    (summed up), "alive" (1 until success is lost, then 0). One iteration of --online-k plays k*P prompts, so it counts
+    for k."""
+    if metric == "alive":
+        return alive(config, rows)
     kind, _, world = metric.partition(" ")
     x, y = [], []
     seconds = 0.0
@@ -104,8 +108,9 @@ def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, va
     everywhere = set.union(*map(set, seeds))
     for seed, (_, rows) in zip(seeds, runs):
         if seed and "dead" in rows[-1]:  # a run that ended early because nothing could change any more stays as it was
-            last = max(seed)
-            seed.update({i: seed[last] for i in everywhere if i > last})
+            end = max(seed)
+            last = math.nan if metric in OF_UPDATES else seed[end]
+            seed.update({i: last for i in everywhere if i > end})
     common = sorted(set.intersection(*map(set, seeds)))
     return common, np.array([[seed[i] for i in common] for seed in seeds])
 
@@ -130,16 +135,17 @@ def yardsticks(config, world):  # -> random, optimal; or None: it is a world of 
 
 # -------------------------------------------------------------------------------------------------- drawing
 def title_of(metric):
-    others = {"success": "success (training)", "grad_norm_max": "longest gradient of the iteration"}
+    others = {"success": "success (training)", "grad_norm_max": "longest gradient of the iteration",
+              "alive": "share of seeds that have not lost their success"}
     if metric in METRICS:
         return METRICS[metric][0]
     return others.get(metric, metric.replace("_", " "))
 
 
 def draw_panel(ax, metric, title, lines, labels):
-    """Line: the mean over its seeds. Thin lines: each seed, since events that come at different times vanish in a mean. A
-    band: the 95% interval of a success rate with one seed. `lines` are those of this panel, `labels` those of the whole
-    picture: each keeps its colour everywhere."""
+    """Line: the mean over its seeds, on a logarithmic axis their median. Thin lines: each seed, since events that come at
+    different times vanish in a mean. A band: the 95% interval of a success rate with one seed. `lines` are those of this
+    panel, `labels` those of the whole picture: each keeps its colour everywhere."""
     kind, _, world = metric.partition(" ")
     for label, runs in lines.items():
         x, y = of_all_seeds(runs, metric)
@@ -153,10 +159,11 @@ def draw_panel(ax, metric, title, lines, labels):
             levels = runs[0][0]["eval_prompts"]
             low, high = np.array([envs.interval(p, levels) for p in y[0]]).T
             ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-        if len(runs) > 1:
+        if len(runs) > 1 and kind != "alive":
             ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
+        middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
         marker = "o" if kind == "eval" else ""
-        ax.plot(x, y.mean(0), DASHES[number % 4] + marker, color=color, lw=2, label=label)
+        ax.plot(x, middle(y, axis=0), DASHES[number % 4] + marker, color=color, lw=2, label=label)
     if kind == "eval":
         ax.set_ylim(0, 1.02)
         draw_yardsticks(ax, world, lines)
@@ -294,6 +301,14 @@ def collapse(run):  # -> Path of the picture
     enough = len(series(config, rows, "success")[0]) >= BEFORE
     need(enough, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
     return draw_anatomy(config, rows, Path(run, "collapse.png"))
+
+
+def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
+    iterations, _ = series(config, rows, "success")
+    _, lost, _ = anatomy(config, rows)
+    if lost is None:
+        return iterations, np.ones(len(iterations))
+    return iterations, (iterations < lost).astype(float)
 
 
 @matplotlib.style.context(STYLE)

@@ -74,7 +74,7 @@ def test_figures_and_claims_name_what_exists():
     for figure in paper.PAPER["figures"].values():
         for world, metric, methods in figure["panels"]:
             kind, _, tested = metric.partition(" ")
-            assert kind in plots.METRICS or kind in plots.OTHERS
+            assert kind in plots.METRICS or kind in plots.OTHERS or kind == "alive"
             assert methods in sets
             others = worlds[world].get("eval_envs", "")
             if tested:
@@ -295,19 +295,19 @@ def invented(monkeypatch, tmp_path):
     monkeypatch.setattr(paper, "FIGURES", tmp_path)
     monkeypatch.setattr(paper, "yardsticks", lambda world, config: (0.125, len(world) / 20))
     monkeypatch.setattr(envs, "yardsticks_of_run", paper.yardsticks)
-    looks = dict(reward=0.1, reward_std=2.0, grad_norm=1.0, entropy=0.5, think_length=9.0,
+    looks = dict(success=0.5, reward=0.1, reward_std=2.0, grad_norm=1.0, entropy=0.5, think_length=9.0,
                  response_length=50.0, mutual_information=1.0, seconds_rollout=1.0, seconds_update=2.0)
     ends, packs = {}, {}
     for world, method in PAIRS:
         runs = packs.setdefault(paper.pack_of(world, args_of(tmp_path)), {})
         for name, settings in paper.jobs(world, method, args_of()).items():
-            settings["iterations"] = 4
+            settings["iterations"] = 24
             settings.pop("variant", None)
             cfg = ragen_mini.Config(**settings, model="tiny", device="cpu")
             ends[name] = (len(ends) + 1) / 1000
             rows = []
-            for i in range(5):
-                success = dict.fromkeys(cfg.eval_names, i / 4 * ends[name])
+            for i in range(25):
+                success = dict.fromkeys(cfg.eval_names, i / 24 * ends[name])
                 rows.append({"iteration": i, "eval": success})
                 if i > 0:
                     rows[i] |= looks
@@ -397,3 +397,7 @@ def test_a_dead_run_stays_in_the_mean_of_its_seeds():
     assert x == [0, 1, 2, 3, 4] and y.tolist() == [[0, 1, 2, 3, 4], [0.5] * 5]
     x, y = plots.of_all_seeds([(config, long), (config, short)], "eval")
     assert y[1].tolist() == [0.2] * 5
+    for row in long + short:
+        row["kl"] = 1.0
+    x, y = plots.of_all_seeds([(config, long), (config, short)], "kl")
+    assert np.isnan(y[1]).tolist() == [False] * 3 + [True] * 2, "but it has no gradient and no KL any more"
