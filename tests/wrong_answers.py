@@ -50,10 +50,10 @@ def parse_answer(text, actions, limit):
     if any(tag in part for part in match.groups() for tag in ("<think>", "</think>", "<answer>", "</answer>")):
         return None
     names = {a.lower(): a for a in actions}
-    words = [w.strip().lower() for w in match.group(2).split("||")]
+    words = [w.strip().lower() for w in match.group(2).split("||")][:limit]
     if any(w not in names for w in words):
         return None
-    return [names[w] for w in words][:limit]
+    return [names[w] for w in words]
 """
 
 TRAJECTORY = """
@@ -273,7 +273,7 @@ WRONG = {
         ("no tag may stand inside the thought", change(PARSE, "if any(tag", "if False and any(tag")),
         ("no tag may stand inside the thought", change(PARSE, "match.groups() for tag", "[match.group(2)] for tag")),
         ("white space neither", change(PARSE, "DOTALL)", "DOTALL)", 'r"<think>', 'r"\\s*<think>')),
-        ("behind the first `limit`", change(PARSE, '.split("||")', '.split("||")[:limit]')),
+        ("behind the first `limit`", change(PARSE, '[:limit]', '', 'for w in words]', 'for w in words][:limit]')),
         ("empty action", change(PARSE, '.split("||")]', '.split("||") if w.strip()]')),
         ("nothing was returned", change(PARSE, "return [names", "[names")),
         ("", change(PARSE, "for a in actions", 'for a in ("Up", "Down", "Left", "Right")'))],
