@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TESTS = ["tests/test_algo.py", "tests/test_rollout.py", "tests/test_models.py", "tests/test_torchrun.py"]
 MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there instead
     ("gae counts the environment's tokens as steps", "next_value = torch.where(ours, value[:, t], next_value)", "next_value = value[:, t]"),
     ("gae discounts the environment's tokens", "next_advantage = torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)",
@@ -72,8 +73,8 @@ def survives(old, new):  # -> the test that failed, or None
         text = program.read_text()
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in ragen_mini.py"
         program.write_text(text.replace(old, new))
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_algo.py",
-                               "tests/test_rollout.py", "tests/test_models.py", "tests/test_torchrun.py"], cwd=copy, capture_output=True, text=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
         failed = [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         return failed[0] if done.returncode else None
 

@@ -231,7 +231,7 @@ def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
     forward = llama.forward
     llama.forward = lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits / 4)
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
-    with pytest.raises(AssertionError, match="rescales"):
+    with pytest.raises(AssertionError, match="ratio not 1"):
         rm.self_check(trajs, llama, cfg)
     llama.forward = forward
     trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
