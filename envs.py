@@ -35,7 +35,7 @@ MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
 WRITABLE = (*MOVES, "Teacher", "Engineer", "Librarian", "Trader")  # actions that the embedded model was taught
 NUMBER = (int, float, np.generic)
-MOST = 20_000  # states of a level: more would take hours
+MOST_STATES = 20_000  # of a level: more would take hours
 TRIES = 1000  # to draw a level that is solvable and on the right side
 
 
@@ -389,8 +389,8 @@ def transitions(env, horizon):
                             reached.append(new)
                     table.append((number[state], a, number[new], chance))
         frontier = reached
-        need(len(number) <= MOST, f"{type(env).__name__}: {horizon} actions lead to more than {MOST} states, too many "
-             "for exact yardsticks: make it smaller, or lower --max-actions")
+        need(len(number) <= MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
+             "too many for exact yardsticks: make it smaller, or lower --max-actions")
     return list(number), np.array(table)
 
 
@@ -436,7 +436,7 @@ def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2,
 
 
 def yardsticks_of_run(name, settings):  # -> random, optimal
-    """The same for the levels and the number of actions of a run; `settings`: as in its config.json. Optimal play
+    """`mean_yardsticks` for levels and number of actions of a run; `settings`: as in its config.json. Optimal play
     looks before every action, a model only once a turn: for the model it is an upper bound."""
     in_turns = settings["max_turns"] * settings["max_actions_per_turn"]
     horizon = min(settings["max_actions"], in_turns)

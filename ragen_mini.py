@@ -530,7 +530,7 @@ def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajecto
     seeds, sampling_seed = draws[:-1], draws[-1]
     clock = time.perf_counter()
     trajs = rollout_by_all(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
-    R = returns(trajs, cfg)
+    R = returns(trajs, cfg)  # (P,N), with --online-k (k*P,N)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
@@ -619,12 +619,12 @@ class KVCache:
     early simply takes no part in the passes that follow, so that nothing is appended to it (its last token is not even
     in the cache yet: it is read together with the next message).
 
-    Where rows read different numbers of tokens, a pass still wants a rectangle. Say A has 7 tokens in the cache and
-    reads a b c; B has 5 and reads x. Pads, -, stand before x and get the columns *behind* it:
+    Where rows read different numbers of tokens, a pass still wants a rectangle. Say the upper row has 7 tokens in the
+    cache and reads a b c; the lower one has 5 and reads x. Pads, -, stand before x and get the columns *behind* it:
 
                  input       columns
-        A        a b c       7 8 9         B's x attends to columns 0..5, never to 6 and 7,
-        B        - - x       6 7 5         and B's next tokens overwrite these.
+        upper    a b c       7 8 9         x attends to columns 0..5, never to 6 and 7,
+        lower    - - x       6 7 5         and this row's next tokens overwrite these.
     """
 
     def __init__(self, rows, device):
@@ -670,8 +670,8 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
     seen = tensor([traj.seen for traj in trajs])
-    step = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # A: 0 1 2; B: -2 -1 0
-    cache.columns = seen[:, None] + step % q  # (b,q). A: 7 8 9; B: 5 + (1 2 0) = 6 7 5
+    place = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # upper: 0 1 2; lower: -2 -1 0
+    cache.columns = seen[:, None] + place % q  # (b,q). Upper: 7 8 9; lower: 5 + (1 2 0) = 6 7 5
     cache.rows = tensor([traj.row for traj in trajs])
     cache.used = int(cache.columns.max()) + 1
     later = torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
