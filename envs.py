@@ -389,8 +389,8 @@ def transitions(env, horizon):
                             reached.append(new)
                     table.append((number[state], a, number[new], chance))
         frontier = reached
-        need(len(number) <= MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
-             "too many for exact yardsticks: make it smaller, or lower --max-actions")
+        need(len(number) <= MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} "
+             "states, too many for exact yardsticks: make it smaller, or lower --max-actions")
     return list(number), np.array(table)
 
 
