@@ -171,6 +171,7 @@ def draw_panel(ax, metric, title, lines, labels):
     ax.set_xlabel("iteration")
     if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4))
 
 
 def draw_yardsticks(ax, world, lines):

@@ -55,10 +55,18 @@ def jobs(world, method, args):  # -> {name of the run: its settings}, one a seed
         settings["iterations"] = args.iterations
     rest = settings["iterations"] % settings.get("online_k", 1)
     need(rest == 0, "--iterations: a multiple of 10, for Online-k")
-    seeds = args.seeds or PAPER["seeds"].get(world, PAPER["seeds"]["others"])
+    seeds = args.seeds or seeds_of(world, method)
     mark = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
     words = re.findall(r"\w+", f"{world} {method} {mark:08x}")
     return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(seeds)}
+
+
+def seeds_of(world, method):
+    """How many seeds are shipped: paper.json says it of a world, or of one method there."""
+    known = PAPER["seeds"]
+    for name in (f"{world}, {method}", world, "others"):
+        if name in known:
+            return known[name]
 
 
 def pairs_of(name):  # -> the (world, method) of a figure or table, or of all claims
@@ -90,7 +98,7 @@ def unpack(file):  # -> {name of the run: (config, rows)}
     if not file.exists():
         return {}
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return {line["run"]: (line["config"], line["rows"]) for line in lines}
+    return {line["run"]: (line["config"], to_rows(line["columns"])) for line in lines}
 
 
 def pack(file, runs):
@@ -98,12 +106,26 @@ def pack(file, runs):
     lines = []
     for name, (config, rows) in sorted((unpack(file) | runs).items()):
         rows = [{key: shorten(row[key]) for key in row if key in COLUMNS} for row in rows]
-        lines.append(json.dumps({"run": name, "config": config, "rows": rows}, separators=(",", ":")) + "\n")
+        line = {"run": name, "config": config, "columns": to_columns(rows)}
+        lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(".tmp")
     new.write_text("".join(lines))
     new.replace(file)  # whoever stops us: the file is a whole one
     unpack.cache_clear()
+
+
+def to_columns(rows):  # -> {column: its values, None where a row has none}; names are written once, not in every row
+    names = dict.fromkeys(key for row in rows for key in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def to_rows(columns):
+    rows = []
+    for values in zip(*columns.values()):
+        row = dict(zip(columns, values))
+        rows.append({name: value for name, value in row.items() if value is not None})
+    return rows
 
 
 def shorten(x):  # to four significant digits; in a dict every entry

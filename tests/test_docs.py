@@ -13,6 +13,7 @@ import ragen_mini as rm
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "figures"))
+import ledger
 import paper
 
 README = (ROOT / "README.md").read_text()
@@ -135,3 +136,20 @@ def test_speed_tables_are_those_of_the_output():
         assert f"| {name} | {total:.1f} s | {rollout:.1f} s | {update:.1f} s | {ms / 1000:.1f} s | {peak / 1024:.1f} GiB |" in page
     ratios = re.findall(r"^ours / generate, [a-z ]+ ([\d.]+)  \(of 10 rounds: (.*) to (.*)\)$", log, re.M)
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page
+
+
+def test_readme_findings_are_those_of_the_ledger():
+    """Every interval, and every "k of n seeds", of the section on the Echo Trap."""
+    args = paper.parse(["claims"])
+    args.folder = ROOT / "figures/tiny"
+    page = paper.claims("claims", args)
+    section = README.split("## The Echo Trap")[1].split("\n## ")[0]
+    intervals = re.findall(r"-?\d+\.\d+ \[[^]]*\]", section)
+    assert len(intervals) >= 6
+    for interval in intervals:
+        assert interval in page, interval
+    for method, (k, n) in {"PPO": (8, 10), "StarPO-S": (0, 10)}.items():
+        measure = {"PPO": ledger.trapped, "StarPO-S": ledger.lost}[method]
+        runs = paper.runs_of("trap", method, args)
+        assert (sum(measure(*run, None) for run in runs), len(runs)) == (k, n)
+        assert f"{k} of {n} seeds" in section
