@@ -283,12 +283,14 @@ def means(y, n):  # each value's with the n - 1 after it
 
 def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
     iterations, success = series(config, rows, "success")
-    smooth = means(as_it_stays(success, rows), WINDOW)
+    success = as_it_stays(success, rows)
+    smooth = means(success, WINDOW)
     place = smooth.argmax()
     best = iterations[place]
     lost = onset(smooth, place)
-    if lost is not None:
-        lost = iterations[lost]
+    if lost is not None:  # a mean is low as soon as one of the values to come is 0: which one is it?
+        low = success[lost:] < smooth[place] / 2
+        lost = iterations[lost + low.argmax()]
     left = {}
     for name in ANATOMY:
         x, y = series(config, rows, name)

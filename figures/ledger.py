@@ -52,12 +52,13 @@ def held(config, rows, metric):
     return 1.0 if lost_at is None else lost_at / config["iterations"]
 
 
-def warning(config, rows, metric):
-    """By how many iterations did this signal leave its earlier range before success was lost? nan: one did not happen."""
+def warned(config, rows, metric):
+    """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost."""
     _, lost_at, left = plots.anatomy(config, rows)
-    if lost_at is None or left.get(metric) is None:
+    if lost_at is None:
         return math.nan
-    return lost_at - left[metric]
+    left_at = left.get(metric)
+    return float(left_at is not None and lost_at - left_at >= 3)
 
 
 def lost(config, rows, metric):
@@ -106,7 +107,7 @@ MEASURES = {
     "fall": fall,
     "above random": above_random,
     "held": held,
-    "warning": warning,
+    "warned": warned,
     "lost": lost,
     "trapped": trapped}
 

@@ -110,14 +110,16 @@ def test_the_whole_course():
     assert ledger.held(*healthy, None) == 1
 
 
-def test_warning_is_the_time_between_a_signal_and_the_loss():
+@pytest.mark.parametrize("moves_at, warned", [(50, 1), (57, 1), (58, 0), (65, 0)])
+def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
     config, rows = collapsing(lost_at=60)
-    for row in rows[50:]:
+    for row in rows[moves_at:]:
         row["entropy"] = 0.1
-    best, lost_at, left = plots.anatomy(config, rows)
-    assert left["entropy"] == 50
-    assert ledger.warning(config, rows, "entropy") == lost_at - 50 > 0
-    assert math.isnan(ledger.warning(config, rows, "reward_std")), "it did not move"
+    _, lost_at, left = plots.anatomy(config, rows)
+    assert (lost_at, left["entropy"]) == (60, moves_at)
+    assert ledger.warned(config, rows, "entropy") == warned
+    assert ledger.warned(config, rows, "reward_std") == 0, "it did not move"
+    assert math.isnan(ledger.warned(*collapsing(lost_at=101), "entropy")), "nothing to warn of"
 
 
 def test_simple_measures():
@@ -134,9 +136,9 @@ def invented(measure, metric, value):
         return collapsing() if value > 0.5 else collapsing(lost_at=101)
     if measure == "held":
         return collapsing(lost_at=min(101, 2 + round(value * 100)), n=100)
-    if measure == "warning":
+    if measure == "warned":
         config, rows = collapsing(lost_at=70, n=120, spike=1.0)
-        for row in rows[max(1, round(68 - value)):]:
+        for row in rows[60 if value > 0.5 else 80:]:
             row[metric] = 1000.0
         return config, rows
     y = [value] * 8
@@ -161,7 +163,7 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
     claim = paper.PAPER["claims"][number]
     monkeypatch.setitem(paper.PAPER, "claims", [claim])
     measure, metric, bound, kind = claim["measure"], claim.get("metric"), claim["bound"], claim["kind"]
-    scale = 20.0 if measure == "warning" else 0.3
+    scale = 0.3
     level = 0.0 if len(claim["methods"]) == 1 else 0.45
     wobble = np.array([0.0, 0.1, -0.1, 0.05, -0.05, 0.1, 0.0, -0.1, 0.05, -0.05])
     wanted = {"holds": bound + scale * (1 + wobble), "contradicted": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
