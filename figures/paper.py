@@ -323,18 +323,18 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
 
 
 # ---------------------------------------------------------------------------------------------------- claims
-def measured(claim, args):  # -> (seeds,): of the first method, less that of the second if there is one; mean over worlds
-    of_worlds = []
+def measured(claim, args):
+    """-> (seeds,): of the first method, less that of the second if there is one; the mean over worlds. Where some have
+    more seeds than others, of the first seeds that all have."""
+    measure = ledger.MEASURES[claim["measure"]]
+    values = []  # of each world and method
     for world in claim["worlds"]:
-        of_methods = []
-        for method in claim["methods"]:
-            runs = runs_of(world, method, args)
-            of_methods.append([ledger.MEASURES[claim["measure"]](*run, claim.get("metric")) for run in runs])
-        values = np.array(of_methods)
-        of_worlds.append(values[0] - values[1:].sum(0))
-    seeds = min(map(len, of_worlds))
-    d = np.mean([values[:seeds] for values in of_worlds], axis=0)
-    return d[~np.isnan(d)]  # a run that never fell has no warning, for example
+        for sign, method in zip((1, -1), claim["methods"]):
+            of_seeds = [measure(*run, claim.get("metric")) for run in runs_of(world, method, args)]
+            values.append(sign * np.array(of_seeds))
+    seeds = min(map(len, values))
+    d = sum(of_seeds[:seeds] for of_seeds in values) / len(claim["worlds"])
+    return d[~np.isnan(d)]  # a run that was not lost had nothing to warn of, for example
 
 
 def has_runs(claim, args):
