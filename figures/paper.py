@@ -151,7 +151,7 @@ def run_missing(name, args):
             todo[folder] = settings
     if todo and args.model != "tiny":
         iterations = sum(settings["iterations"] for settings in todo.values())
-        print(f"{name}: {len(todo)} runs of {args.model}, {iterations:,} iterations in all, and a checkpoint for each run; "
+        print(f"{name}: {len(todo)} runs of {args.model}, {iterations:,} iterations in all, and a checkpoint for each; "
               "Ctrl-C stops, the same command goes on", file=sys.stderr)
     train(todo, name, args)
     for folder, (file, _) in missing.items():

@@ -25,7 +25,8 @@ def show(model, world):
     turns = first_answers(model, world)
     thoughts = Counter(turn["answer"].split("</think>")[0].removeprefix("<think>").strip() for turn in turns)
     valid = sum(turn["valid"] for turn in turns)
-    print(f"{model}, {world}: {len(thoughts)} different thoughts in {len(turns)} answers, {valid} of them valid. Most often:")
+    print(f"{model}, {world}: {len(thoughts)} different thoughts in {len(turns)} answers, {valid} of them valid. "
+          "Most often:")
     for thought, times in thoughts.most_common(5):
         print(f"  {times:4} x  {thought[:100] or '(nothing)'}")
     print()

@@ -16,20 +16,16 @@ NARROW = dict(sliding_window=100)
 WIDE = dict(sliding_window=4000)
 RIGHT = {
     "Llama": {}, "Qwen2": {}, "Qwen3": dict(head_dim=16), "Gemma": dict(head_dim=16), "Gemma3Text": dict(head_dim=16),
-    "GPT2": {}, "GPTNeoX": {}, "GPTJ": dict(rotary_dim=16), "CodeGen": dict(rotary_dim=16), "Phi3": {}, "Phi": {},
-    "Mistral": WIDE, "Olmo2": {}, "StableLm": {}, "SmolLM3": {}, "Mixtral": dict(num_local_experts=4)}
+    "GPT2": {}, "GPTNeoX": {}, "GPTJ": dict(rotary_dim=16), "Phi3": {}, "Mistral": WIDE, "Olmo2": {}, "SmolLM3": {}}
 WINDOW = "it looks back 100 tokens only (sliding window)"
 HEAD = "it changes its logits behind the output layer"
 CACHE = "it does not work with the cache of the rollout"
 REFUSED = {
     "Mistral": (NARROW, WINDOW),
-    "Phi3": (NARROW, WINDOW),
     "Qwen2": (dict(use_sliding_window=True, max_window_layers=0, **NARROW), WINDOW),
     "Gemma3Text": (dict(head_dim=16, **NARROW), WINDOW),
-    "GptOss": (dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, **NARROW), WINDOW),
     "Gemma2": (dict(head_dim=16), HEAD),
     "Granite": (dict(logits_scaling=4.0), HEAD),
-    "Cohere": (dict(logit_scale=0.25), HEAD),
     "Rwkv": (dict(attention_hidden_size=64), "recurrent"),
     "Mamba": ({}, CACHE),
     "Falcon": ({}, CACHE),
@@ -39,20 +35,20 @@ REFUSED = {
 def random_model(kind, tok, attention=None, **options):
     torch.manual_seed(0)
     sizes = SIZES
-    if kind in ("GPT2", "GPTJ", "CodeGen"):
+    if kind in ("GPT2", "GPTJ"):
         sizes = OLD_SIZES
     config = getattr(transformers, f"{kind}Config")(vocab_size=len(tok), initializer_range=0.3, **sizes | options)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
 def check(policy, tok, cfg):
-    cfg.max_new_tokens = 40
+    cfg.max_new_tokens = 16
     first, longest = rm.check_chat(tok, policy, cfg)
     rm.check_short_cuts(policy, first, longest, cfg)
 
 
 def largest_error(policy, tok, cfg):  # of the rollout's and of the update's log-probs
-    trajs = rm.rollout(policy, tok, "sokoban", [300, 301], 3, cfg, 0, 1.0)
+    trajs = rm.rollout(policy, tok, "sokoban", [300, 301], 2, cfg, 0, 1.0)
     batch = rm.collate(trajs, "cpu")
     mask = batch["mask"]
     with torch.no_grad():
@@ -61,7 +57,7 @@ def largest_error(policy, tok, cfg):  # of the rollout's and of the update's log
     return max((ours - plain)[mask].abs().max().item() for ours in (batch["old_logp"], in_update))
 
 
-EAGER = ("Llama", "Olmo2", "GPT2", "GPTJ", "CodeGen", "Gemma3Text")
+EAGER = ("Llama", "Olmo2", "GPT2")
 
 
 @pytest.mark.parametrize("kind, attention", [*((kind, None) for kind in RIGHT), *((kind, "eager") for kind in EAGER)])
@@ -85,13 +81,13 @@ def test_refused(kind, tok, cfg):
 
 def test_what_is_refused_would_be_wrong(tok, cfg):
     """Or the check would forbid what works."""
-    cfg.max_new_tokens = 40
-    for kind, options in (("Mistral", NARROW), ("Gemma2", dict(head_dim=16)), ("Granite", dict(logits_scaling=4.0))):
+    cfg.max_new_tokens = 16
+    for kind, options in (("Mistral", NARROW), ("Granite", dict(logits_scaling=4.0))):
         assert largest_error(random_model(kind, tok, **options), tok, cfg) > 0.01
 
 
 def test_a_window_is_no_harm_to_shorter_episodes(tok, cfg):
-    policy = random_model("Mistral", tok, sliding_window=300)
+    policy = random_model("Mistral", tok, sliding_window=250)
     cfg.max_turns = 3
     check(policy, tok, cfg)
     cfg.max_turns = 5
