@@ -163,7 +163,8 @@ def draw_panel(ax, metric, title, lines, labels):
             ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
         middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
         marker = "o" if kind == "eval" else ""
-        ax.plot(x, middle(y, axis=0), DASHES[number % 4] + marker, color=color, lw=2, label=label)
+        seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+        ax.plot(x, middle(y, axis=0), DASHES[number % 4] + marker, color=color, lw=2, label=label + seeds)
     if kind == "eval":
         ax.set_ylim(0, 1.02)
         draw_yardsticks(ax, world, lines)
@@ -207,9 +208,8 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
 
 
 def band_of(metric, lines):  # -> what is drawn beside the mean, in words
-    seeds = max(len(runs) for runs in lines.values())
-    if seeds > 1:
-        return f"mean and each of {seeds} seeds"
+    if max(len(runs) for runs in lines.values()) > 1:
+        return "mean and each seed"
     return "95% interval" if metric.startswith("eval") else ""
 
 

