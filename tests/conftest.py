@@ -30,6 +30,13 @@ def _pictures(request, monkeypatch):
         monkeypatch.setattr(plots, "draw", lambda title, panels, out, *rest, **named: Path(out).touch() or out)
 
 
+@pytest.fixture(autouse=True)
+def _start_check(request, monkeypatch):
+    """A twentieth of a second for every model that is loaded: where it is not the question it is left out."""
+    if request.module.__name__ not in ("test_models", "test_gpu"):
+        monkeypatch.setattr(ragen_mini, "check_short_cuts", lambda *rest: None)
+
+
 def random_llama(vocab, sharpen=12, **options):
     torch.manual_seed(0)
     sizes = dict(vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,

@@ -1,7 +1,6 @@
 """The paper's figures, tables and claims: from data to runs, from runs to pictures, numbers and verdicts."""
 import argparse
 import json
-import math
 import os
 import re
 import signal

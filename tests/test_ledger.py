@@ -1,5 +1,4 @@
 """The statistics behind figures/CLAIMS.md, against numbers of SciPy and of textbooks; and every row of the ledger."""
-import json
 import math
 import sys
 

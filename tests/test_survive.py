@@ -77,30 +77,6 @@ def run(half, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- killed and resumed
-@pytest.fixture(scope="module")
-def process(tmp_path_factory):
-    """The real command line, in a process that would go on for days; it starts while the next fixture works."""
-    out = tmp_path_factory.mktemp("process") / "run"
-    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = survive.start(*DAYS, "--out", out, env=env)
-    yield process, out
-    process.kill()
-
-
-def test_ctrl_c_ends_a_real_process_with_a_command_to_go_on(process, whole, tmp_path):
-    """The iteration is finished and saved, exit code 130, no traceback; what follows is as if nothing had happened."""
-    process, out = process
-    survive.wait_until(lambda: len(rows_of(out)) > 1, process)
-    process.send_signal(signal.SIGINT)
-    code, said, lines = survive.finish(process)
-    assert code == 130 and f"--resume {out}" in said and not lines, (code, said, lines)
-    assert len(saved_rows(out)) == len(rows_of(out))
-    one_more = ["--iterations", len(rows_of(out))]
-    train("--resume", out, *one_more)
-    train(*DAYS, *one_more, "--out", tmp_path / "whole")
-    assert_same(out, tmp_path / "whole")
-
-
 def test_a_killed_run_resumes_to_an_equal_run(run, whole):
     """Whatever became of the files beside trainer.pt: what they held at the save is in there, too."""
     for what, spoil in survive.HARMLESS.items():
