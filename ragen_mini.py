@@ -706,9 +706,8 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     places = torch.arange(1, batch["mask"].shape[1] + 1, device=batch["mask"].device)
     length = (batch["mask"] * places).amax(1).clamp(min=1).tolist()  # up to the last trained token: the rest is unused
     rows = sorted(rows, key=length.__getitem__)
-    for number in itertools.count():
-        if not rows:
-            return
+    number = 0
+    while rows:
         size = 1
         while size < len(rows) and (size + 1) * (length[rows[size]] + 1) <= MICRO_TOKENS:
             size += 1
@@ -716,6 +715,7 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
         columns = length[some[-1]]
         if number % PROCESSES == RANK:  # other processes take the others
             yield some, {key: x[some, :columns] for key, x in batch.items()}
+        number += 1
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
@@ -1005,7 +1005,7 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
 
 
 def pay_for_truth(turn, env, cfg):
-    """--truth-reward: for every true claim of a thought, against every false one."""
+    """Notes what the thought claims, for the log; --truth-reward: pays for every true claim, charges every false one."""
     turn["claims"] = envs.claims(env, turn["answer"].split("</think>")[0])
     for _, is_true in turn["claims"]:
         turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward

@@ -337,18 +337,15 @@ def measured(claim, args):
     return d[~np.isnan(d)]  # a run that was not lost had nothing to warn of, for example
 
 
-def has_runs(claim, args):
-    try:
-        measured(claim, args)
-    except UserError:
-        return False
-    return True
-
-
 def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
-    asked = [claim for claim in PAPER["claims"] if has_runs(claim, args)]
+    asked, values, missing = [], [], []
+    for claim in PAPER["claims"]:
+        try:
+            values.append(measured(claim, args))
+            asked.append(claim)
+        except UserError:
+            missing.append(claim["says"])
     need(asked, "no claim has its runs: add --run")
-    values = [measured(claim, args) for claim in asked]
     ps = [ledger.p_of(claim["kind"], d, claim["bound"]) for claim, d in zip(asked, values)]
     lines = []
     for claim, d, corrected in zip(asked, values, ledger.holm(ps)):
@@ -361,7 +358,6 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
         verdict = ledger.verdict(claim["kind"], d, claim["bound"], corrected)
         lines.append([claim["source"], claim["says"], question, str(len(d)), value, f"{corrected:.3f}", verdict])
     page = markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
-    missing = [claim["says"] for claim in PAPER["claims"] if claim not in asked]
     if missing:
         page += f"\n\nWithout runs yet: {'; '.join(missing)}."
     return page
