@@ -2,11 +2,11 @@
 
 Every claim is a row of paper.json. Its measure gives one number a seed (worlds averaged within a seed). Then, over seeds:
 
-    kind "more"     is the mean above `bound`? Student's t
+    kind "more"     is the mean, or the difference of two methods' means, above `bound`? Student's t, Welch's for two
     kind "same"     the claim is that there is no difference: is the whole 95% interval within -bound..bound?
     kind "often"    is a thing that a run has or has not seen in more than the share `bound` of the seeds? Exact binomial
 
-Twenty-five tests at 5% find something where nothing is; Holm's correction keeps the chance of even one such error at 5%.
+Thirty tests at 5% find something where nothing is; Holm's correction keeps the chance of even one such error at 5%.
 """
 import functools
 import math
@@ -139,12 +139,28 @@ def quantile(df):  # Student's t is farther from 0 in 5% of cases
     return bisect(lambda t: tail(t, df) - 0.05, 0, 100)
 
 
-def interval(d):  # (seeds,) -> 95% interval of the mean
-    n = len(d)
-    if n < 2:
+def estimate(ours, theirs=None):  # values by seed -> mean or difference of means, its standard error, degrees of freedom
+    """Two methods: Welch's. Their seeds share the first model and the levels, but no dice: there is nothing to pair, their
+    spreads may differ, and one may have more seeds."""
+    n = len(ours)
+    square = ours.var(ddof=1) / n
+    if theirs is None:
+        return ours.mean(), math.sqrt(square), n - 1
+    m = len(theirs)
+    other = theirs.var(ddof=1) / m
+    difference = ours.mean() - theirs.mean()
+    if square + other == 0:
+        return difference, 0.0, n + m - 2
+    df = (square + other) ** 2 / (square ** 2 / (n - 1) + other ** 2 / (m - 1))
+    return difference, math.sqrt(square + other), df
+
+
+def interval(*samples):  # -> 95% interval of the mean, or of the difference of two
+    if min(map(len, samples)) < 2:
         return -math.inf, math.inf
-    half = quantile(n - 1) * d.std(ddof=1) / math.sqrt(n)
-    return d.mean() - half, d.mean() + half
+    mean, error, df = estimate(*samples)
+    half = quantile(df) * error
+    return mean - half, mean + half
 
 
 def at_least(k, n, p):  # the chance of k or more of n, each with chance p
@@ -160,36 +176,47 @@ def exact_interval(k, n):  # 95%, of a share of which k of n were seen (Clopper 
     return low, high
 
 
-def interval_of(kind, d):
+def interval_of(kind, *samples):
     if kind == "often":
+        d, = samples
         return exact_interval(int(d.sum()), len(d))
-    return interval(d)
+    return interval(*samples)
 
 
-def p_value(d, bound):
+def p_value(bound, *samples):
     """Two-sided: how likely is a mean that far from the bound, if the bound is the truth? Where all seeds are alike there
     is no variance to go by, and what remains is that all of them lie on one side."""
-    n = len(d)
-    if n < 2:
+    if min(map(len, samples)) < 2:
         return 1.0
-    error = d.std(ddof=1) / math.sqrt(n)
+    mean, error, df = estimate(*samples)
     if error > 1e-9:
-        return tail((d.mean() - bound) / error, n - 1)
-    if abs(d[0] - bound) > 1e-9:
-        return 2.0 ** (1 - n)
-    return 1.0
+        return tail((mean - bound) / error, df)
+    if abs(mean - bound) < 1e-9:
+        return 1.0
+    ways = 2 ** len(samples[0])  # of so many signs, or of so many divisions into two methods, two are as extreme
+    if len(samples) == 2:
+        ways = math.comb(len(samples[0]) + len(samples[1]), len(samples[0]))
+    return 2 / ways
 
 
-def p_of(kind, d, bound):
+def p_of(kind, bound, *samples):
     if kind == "often":
+        d, = samples
         k, n = int(d.sum()), len(d)
         above, below = at_least(k, n, bound), at_least(n - k, n, 1 - bound)
         return min(1.0, 2 * min(above, below))
+    mean = mean_of(*samples)
     if kind == "same":  # that it is inside: above -bound and below bound, the worse of the two; or that it is outside
-        if abs(d.mean()) < bound:
-            return max(p_value(d, -bound), p_value(d, bound))
-        return p_value(d, math.copysign(bound, d.mean()))
-    return p_value(d, bound)
+        if abs(mean) < bound:
+            return max(p_value(-bound, *samples), p_value(bound, *samples))
+        return p_value(math.copysign(bound, mean), *samples)
+    return p_value(bound, *samples)
+
+
+def mean_of(ours, theirs=None):
+    if theirs is None:
+        return ours.mean()
+    return ours.mean() - theirs.mean()
 
 
 def holm(ps):  # -> corrected in the order of the rows
@@ -202,21 +229,22 @@ def holm(ps):  # -> corrected in the order of the rows
     return corrected
 
 
-def verdict(kind, d, bound, p):  # p: corrected
+def verdict(kind, bound, p, *samples):  # p: corrected
     if p >= 0.05:
-        return f"open: would need {seeds_needed(d, bound)}"
+        return f"open: would need {seeds_needed(bound, *samples)}"
+    mean = mean_of(*samples)
     if kind == "same":
-        return f"no difference within {bound:g}" if abs(d.mean()) < bound else "contradicted"
-    return "holds" if d.mean() > bound else "contradicted"
+        return f"no difference within {bound:g}" if abs(mean) < bound else "contradicted"
+    return "holds" if mean > bound else "contradicted"
 
 
-def seeds_needed(d, bound):
+def seeds_needed(bound, *samples):
     """For 80% power at 5%, if mean and spread are as seen; Holm's correction would ask for more."""
-    if len(d) < 2:
+    if min(map(len, samples)) < 2:
         return "more seeds"
-    distance = abs(abs(d.mean()) - bound)
-    spread = d.std(ddof=1)
+    distance = abs(abs(mean_of(*samples)) - bound)
+    spread = math.sqrt(sum(values.var(ddof=1) for values in samples))
     if spread == 0 or distance < spread / 10:
         return "more than 1,000 seeds" if spread else "more seeds"
     n = math.ceil((2.8 * spread / distance) ** 2)
-    return f"about {max(n, len(d) + 1)} seeds"
+    return f"about {max(n, len(samples[0]) + 1)} seeds"

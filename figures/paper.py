@@ -323,18 +323,18 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
 
 
 # ---------------------------------------------------------------------------------------------------- claims
-def measured(claim, args):
-    """-> (seeds,): of the first method, less that of the second if there is one; the mean over worlds. Where some have
-    more seeds than others, of the first seeds that all have."""
+def measured(claim, args):  # -> for each of the claim's methods its values by seed, (seeds,)
+    """The mean over the worlds. Where some worlds have more seeds than others: of the first seeds that all have."""
     measure = ledger.MEASURES[claim["measure"]]
-    values = []  # of each world and method
-    for world in claim["worlds"]:
-        for sign, method in zip((1, -1), claim["methods"]):
-            of_seeds = [measure(*run, claim.get("metric")) for run in runs_of(world, method, args)]
-            values.append(sign * np.array(of_seeds))
-    seeds = min(map(len, values))
-    d = sum(of_seeds[:seeds] for of_seeds in values) / len(claim["worlds"])
-    return d[~np.isnan(d)]  # a run that was not lost had nothing to warn of, for example
+    samples = []
+    for method in claim["methods"]:
+        of_worlds = []
+        for world in claim["worlds"]:
+            of_worlds.append([measure(*run, claim.get("metric")) for run in runs_of(world, method, args)])
+        seeds = min(map(len, of_worlds))
+        values = np.mean([of_seeds[:seeds] for of_seeds in of_worlds], axis=0)
+        samples.append(values[~np.isnan(values)])  # a run that was not lost had nothing to warn of, for example
+    return samples
 
 
 def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
@@ -346,17 +346,18 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
         except UserError:
             missing.append(claim["says"])
     need(asked, "no claim has its runs: add --run")
-    ps = [ledger.p_of(claim["kind"], d, claim["bound"]) for claim, d in zip(asked, values)]
+    ps = [ledger.p_of(claim["kind"], claim["bound"], *samples) for claim, samples in zip(asked, values)]
     lines = []
-    for claim, d, corrected in zip(asked, values, ledger.holm(ps)):
-        low, high = ledger.interval_of(claim["kind"], d)
+    for claim, samples, corrected in zip(asked, values, ledger.holm(ps)):
+        low, high = ledger.interval_of(claim["kind"], *samples)
         compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
         bound = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
         measure = f"{claim['measure']} {claim.get('metric', '')}".strip()
         question = f"{measure}: {compared} {bound.format(claim['bound'])}"
-        value = f"{d.mean():.2f} [{low:.2f}, {high:.2f}]"
-        verdict = ledger.verdict(claim["kind"], d, claim["bound"], corrected)
-        lines.append([claim["source"], claim["says"], question, str(len(d)), value, f"{corrected:.3f}", verdict])
+        seeds = ", ".join(str(len(values_of_one)) for values_of_one in samples)
+        value = f"{ledger.mean_of(*samples):.2f} [{low:.2f}, {high:.2f}]"
+        verdict = ledger.verdict(claim["kind"], claim["bound"], corrected, *samples)
+        lines.append([claim["source"], claim["says"], question, seeds, value, f"{corrected:.3f}", verdict])
     page = markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
     if missing:
         page += f"\n\nWithout runs yet: {'; '.join(missing)}."

@@ -36,16 +36,25 @@ def test_exact_interval(k, n, low, high):
 
 
 def test_exact_test():  # of a coin
-    assert ledger.p_of("often", np.array([1.0] * 10), 0.5) == pytest.approx(2 / 1024)
-    assert ledger.p_of("often", np.array([1.0] * 9 + [0.0]), 0.5) == pytest.approx(2 * 11 / 1024)
-    assert ledger.p_of("often", np.array([1.0, 0.0]), 0.5) == 1
+    assert ledger.p_of("often", 0.5, np.array([1.0] * 10)) == pytest.approx(2 / 1024)
+    assert ledger.p_of("often", 0.5, np.array([1.0] * 9 + [0.0])) == pytest.approx(2 * 11 / 1024)
+    assert ledger.p_of("often", 0.5, np.array([1.0, 0.0])) == 1
 
 
 def test_two_sided_test():
     d = np.array([0.2, 0.4, 0.3, 0.5, 0.1])  # t = 0.3 / (0.1581 / sqrt 5) = 4.243; scipy.stats.ttest_1samp
-    assert ledger.p_value(d, 0) == pytest.approx(0.013236, rel=1e-3)
-    assert ledger.p_value(np.array([1.0, 1.0, 1.0]), 0) == 0.25, "all alike: three on one side"
-    assert ledger.p_value(np.array([1.0]), 0) == 1
+    assert ledger.p_value(0, d) == pytest.approx(0.013236, rel=1e-3)
+    assert ledger.p_value(0, np.array([1.0, 1.0, 1.0])) == 0.25, "all alike: three on one side"
+    assert ledger.p_value(0, np.array([1.0])) == 1
+
+
+def test_two_methods():  # scipy.stats.ttest_ind(ours, theirs, equal_var=False)
+    ours, theirs = np.array([0.2, 0.4, 0.3, 0.5, 0.1]), np.array([0.0, 0.1, 0.05])
+    assert ledger.estimate(ours, theirs) == pytest.approx((0.25, 0.0763763, 5.157895), rel=1e-3)
+    assert ledger.p_value(0, ours, theirs) == pytest.approx(0.0211348, rel=1e-3)
+    assert ledger.interval(ours, theirs) == pytest.approx((0.0554626, 0.4445374), abs=1e-4)
+    assert ledger.p_value(0, np.ones(3), np.zeros(3)) == pytest.approx(2 / 20), "all alike: 2 of 20 divisions"
+    assert ledger.interval(ours, np.array([1.0])) == (-math.inf, math.inf), "one seed tells nothing"
 
 
 def test_holm_by_hand():
@@ -64,14 +73,14 @@ def test_holm_by_hand():
     ("often", [1] * 10, 0.5, "holds"), ("often", [0] * 10, 0.5, "contradicted"), ("often", [0, 1] * 5, 0.5, "open")])
 def test_verdicts(kind, d, bound, verdict):
     d = np.array(d, float)
-    p, = ledger.holm([ledger.p_of(kind, d, bound)])
-    assert ledger.verdict(kind, d, bound, p).startswith(verdict)
+    p, = ledger.holm([ledger.p_of(kind, bound, d)])
+    assert ledger.verdict(kind, bound, p, d).startswith(verdict)
 
 
 def test_seeds_needed_for_80_percent_power():
     """Mean 0.1, spread 0.1 (so one seed is one spread from 0): the textbook's 2.8^2 = 7.84, rounded up."""
     d = np.array([0.0, 0.1, 0.2])
-    assert ledger.seeds_needed(d, 0) == "about 8 seeds"
+    assert ledger.seeds_needed(0, d) == "about 8 seeds"
 
 
 # -------------------------------------------------------------------------------------- measures
