@@ -7,10 +7,10 @@
 of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every world is a
 pure function of state and action (and of its level), from which `step` merely samples:
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first what happens without bad luck
 
-The same function gives `solve` (a shortest solution) and `yardsticks` (the exact success of random and of
-optimal play, beside which every success rate of this project is printed).
+The same function gives `yardsticks`, the exact success of random and of optimal play, beside which this project prints
+every measured success, and `solve`, a shortest solution (the embedded model was taught with it).
 
     python envs.py                          the yardsticks of every world, by number of actions
     python envs.py play sokoban 7           play level 7: you read what the language model reads
@@ -94,7 +94,7 @@ class Env:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, noise, 1])  # the 1 keeps it apart from every level's generator
+        self.dice = np.random.default_rng([seed, noise, 1])  # three numbers: levels are drawn with two (find_level)
         self.over = False
         return self.render(), {"success": False}
 
@@ -114,14 +114,14 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
     """The level of a seed. A quarter of all levels is held out for evaluation: seeds in EVAL_SEEDS get only those, and
     no other seed can ever get one of them. A hash of its content decides, so that a level is always on the same side."""
     for attempt in range(TRIES):
-        level = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
-        if level is None:  # not solvable, for example
+        drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
+        if drawn is None:  # not solvable, for example
             continue
         if not world.split:
-            return level
-        held_out = zlib.crc32(repr(level).encode()) % 4 == 0
+            return drawn
+        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0
         if held_out == (seed in EVAL_SEEDS):
-            return level
+            return drawn
     raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
                     "Or are there so few levels that none can be held out? Then write split = False")
 
@@ -196,8 +196,10 @@ class Sokoban(Env):
         visited = set(layer)
         k = rng.integers(boxes ** 2, 8 * boxes + 1)
         for _ in range(k):  # from layer 0 to layer k
-            one_action_earlier = {state for later in layer for state in undo(later, floor)}
-            layer = sorted(one_action_earlier - visited)
+            earlier = set()
+            for state in layer:
+                earlier.update(undo(state, floor))
+            layer = sorted(earlier - visited)
             visited.update(layer)
         if not layer:  # this room has no state that needs so many
             return None
@@ -274,8 +276,8 @@ def undo(state, floor):
 
 # ---------------------------------------------------------------------------------------------- frozen lake
 class FrozenLake(Env):
-    """Reach the goal over ice. State: the player's cell. The intended move has probability `success_rate`
-    (paper: 1/3; later code: 0.8), the perpendicular ones share the rest. Goal (+1) and holes end it."""
+    """Reach the goal over ice. State: the player's cell. The ice obeys with probability `success_rate` (paper: 1/3; later
+    code: 0.8; the name is gymnasium's); the two perpendicular moves share the rest. Goal (+1) and holes end it."""
     actions = ("Left", "Down", "Right", "Up")  # in this circle the ones before and after an action are perpendicular
 
     def __init__(self, size=4, frozen=0.8, success_rate=1 / 3):
@@ -347,7 +349,7 @@ def title(name):
 
 
 def make(name, success_rate=1 / 3):
-    """make("sokoban"); make("frozenlake", success_rate=0.8), a parameter that other worlds ignore."""
+    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate."""
     world = find_world(name)
     if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)
@@ -372,10 +374,10 @@ def solve(env):
 
 
 def transitions(env, horizon):
-    """Everything that can happen within `horizon` actions, breadth first. No transitions are listed *from* a state in
-    which the episode is over, nor from one that is first reached with the last action.
-    -> states; and for every possible transition: its state, its action, the next state (numbers), its chance."""
-    number = {env.state: 0}
+    """Everything that can happen within `horizon` actions, breadth first.
+    -> states; and a row for every possible transition: number of the state, of the action, of the next state; its chance.
+    Bandit: states [start, Teacher, Engineer], rows [0 0 1 1.0], [0 1 2 0.75], [0 1 2 0.25]."""
+    index = {env.state: 0}
     table = []
     frontier = [env.state]
     for _ in range(horizon):
@@ -383,45 +385,46 @@ def transitions(env, horizon):
         for state in frontier:
             for a, action in enumerate(env.actions):
                 for chance, new, _, over in env.outcomes(state, action):
-                    if new not in number:
-                        number[new] = len(number)
+                    if new not in index:
+                        index[new] = len(index)
                         if not over:
                             reached.append(new)
-                    table.append((number[state], a, number[new], chance))
+                    table.append((index[state], a, index[new], chance))
         frontier = reached
-        need(len(number) <= MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} "
+        need(len(index) <= MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} "
              "states, too many for exact yardsticks: make it smaller, or lower --max-actions")
-    return list(number), np.array(table)
+    return list(index), np.array(table)
 
 
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by dynamic programming. Let V_k[s] be the chance of success from state s with k actions left. V_0[s] is 1 if
-    s is won, else 0. With one more action left, Q[s,a] is the mean of V_k over what action a may lead to, and V_k+1[s] is
+    """Exact, by dynamic programming. V[s] is the chance of success from state s, at first with no action left: 1 if s is
+    won, else 0. With one more action left, Q[s,a] is the mean of V over what action a may lead to, and the new V[s] is
     the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
-    every action. Two kinds of states have no lines in `table` and keep V_0. Where the episode is over that is right at
-    every k. Where a state is first reached with the last action, no action is left, so V_0 is all that is asked of it.
+    every action.
 
-    Bandit: V_0 is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that V_1 is their mean 0.5 at
-    random, and their maximum 1 at best."""
+    Bandit: V is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that the new V is their mean 0.5
+    at random, and their maximum 1 at best."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
-    not_over = np.unique(state)  # something can still happen there
+    # States without a row keep their first V: the episode is over there, or they are reached with the last action only,
+    # so that nobody asks for more.
+    has_rows = np.unique(state)
     curves = []
     for pick in (np.mean, np.max):
-        V = np.array([float(env.won(s)) for s in states])  # no actions left
+        V = np.array([float(env.won(s)) for s in states])
         curve = [V[0]]  # states[0] is the present state
         for _ in range(horizon):
             Q = np.zeros((len(states), len(env.actions)))
-            np.add.at(Q, (state, action), chance * V[new])  # Q[s,a] += chance * V[s'], line by line of the table
-            V[not_over] = pick(Q[not_over], axis=1)
+            np.add.at(Q, (state, action), chance * V[new])  # Q[s,a] += chance * V[s'], row by row of the table
+            V[has_rows] = pick(Q[has_rows], axis=1)
             curve.append(V[0])
         curves.append(curve)
     return np.array(curves)
 
 
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
-    """The two reference lines of a success rate: `yardsticks` averaged over the evaluation levels."""
+    """`yardsticks`, averaged over the evaluation levels. (success_rate: of the ice, see FrozenLake.)"""
     return of_all_levels(name, find_world(name), horizon, levels, success_rate).mean(axis=0)
 
 
@@ -445,7 +448,7 @@ def yardsticks_of_run(name, settings):  # -> random, optimal
 
 
 def interval(p, n, z=1.96):
-    """Wilson's 95% interval of a success rate p that n episodes gave; it stays inside 0..1 -> low, high."""
+    """Wilson's 95% interval of a share p that was seen in n episodes; it stays inside 0..1 -> low, high."""
     center = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)

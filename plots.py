@@ -1,8 +1,12 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
 figures/paper.py draws with these functions, too.
 
-A *run* is (config, rows of its log). A *line* is made of runs that differ only in their seed: here of one, in
-figures/paper.py of several. A panel shows `lines`, a dict {label: [run, run, ...]}.
+How the data look, from small to large:
+
+    run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
+    runs    what one line of a picture is made of: runs that differ only in their seed (here one, for the paper several)
+    lines   what one panel shows: {"PPO": runs, "GRPO": runs}
+    panel   (column of the log, title, lines); "eval sokoban" stands for the evaluations in that world
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
@@ -27,7 +31,7 @@ from envs import UserError, need
 
 METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "eval": ("success", "read it beside random and optimal play"),
-    "reward": ("return (training)", "a run that is lost sits at -0.5: five invalid turns"),
+    "reward": ("return (training)", "a lost run sits at -0.1 times its turns: all of them invalid"),
     "valid": ("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
     "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
@@ -48,11 +52,6 @@ Not drawn:
   collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
   claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
 """
-ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
-WINDOW = 5  # iterations of which success is the mean, so that one lucky rollout is not the best
-LOST = 10  # iterations below half of the best success: a loss, not a dip
-SPIKE = 5  # times the usual value: a spike, not noise
-BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
 OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
 EXACT = ("eval", "seconds", "mutual_information", "alive")  # drawn as they are; the others as moving averages
@@ -101,18 +100,18 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
-    seeds = []  # {iteration: value} of each
+    by_seed = []  # {iteration: value} of each
     for config, rows in runs:
         x, y = series(config, rows, metric)
-        seeds.append(dict(zip(x, y)))
-    everywhere = set.union(*map(set, seeds))
-    for seed, (_, rows) in zip(seeds, runs):
-        if seed and "dead" in rows[-1]:  # a run that ended early because nothing could change any more stays as it was
-            end = max(seed)
-            last = math.nan if metric in OF_UPDATES else seed[end]
-            seed.update({i: last for i in everywhere if i > end})
-    common = sorted(set.intersection(*map(set, seeds)))
-    return common, np.array([[seed[i] for i in common] for seed in seeds])
+        by_seed.append(dict(zip(x, y)))
+    everywhere = set().union(*by_seed)  # iterations that some run has
+    for values, (_, rows) in zip(by_seed, runs):
+        if values and "dead" in rows[-1]:  # a run that ended early because nothing could change any more stays as it was
+            end = max(values)
+            last = math.nan if metric in OF_UPDATES else values[end]
+            values.update({i: last for i in everywhere if i > end})
+    common = sorted(i for i in everywhere if all(i in values for values in by_seed))
+    return common, np.array([[values[i] for i in common] for values in by_seed])
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -126,11 +125,12 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
     return np.array(averages).T
 
 
-def yardsticks(config, world):  # -> random, optimal; or None: it is a world of the user's, not evaluated in this run
+def yardsticks_of(config, world):  # -> random, optimal; None for a world of the user's that this run was not evaluated in
     if world in config.get("yardsticks", {}):
         return tuple(config["yardsticks"][world])
     if world in envs.BUILT_IN:
         return tuple(envs.yardsticks_of_run(world, config))
+    return None
 
 
 # -------------------------------------------------------------------------------------------------- drawing
@@ -180,7 +180,7 @@ def draw_yardsticks(ax, world, lines):
     found = set()
     for runs in lines.values():
         for config, _ in runs:
-            found.add(yardsticks(config, world or config["env"]))
+            found.add(yardsticks_of(config, world or config["env"]))
     if len(found) > 1 or None in found:
         return
     random, optimal = found.pop()
@@ -244,59 +244,71 @@ def curves(runs, out=None):  # -> Path of the picture
 
 
 # --------------------------------------------------------------------------------------- anatomy of a collapse
-def onset(smooth, best):  # -> from which place on a run is lost, or None
-    """The first after the best one where less than half of the best success is left, for LOST iterations."""
-    lost = smooth < smooth[best] / 2
-    for i in range(best, len(smooth) - LOST + 1):
-        if lost[i:i + LOST].all():
-            return i
-
-
-def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
-    """Healthy is the range of the last BEFORE values up to the best one, widened by half its width on each side. A signal
-    leaves it at the first iteration from which three values in a row lie outside, or at the first value above SPIKE times
-    the median of the BEFORE values that precede it."""
-    end = np.searchsorted(x, best, side="right")
-    healthy = y[max(0, end - BEFORE):end]
-    if len(healthy) < 5:  # the best came too early: there is no healthy range to leave
-        return None
-    margin = (healthy.max() - healthy.min()) / 2
-    outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
-    for i in np.flatnonzero(x > best):
-        for_long = i + 3 <= len(y) and outside[i:i + 3].all()
-        usual = np.median(y[max(0, i - BEFORE):i])
-        spike = usual > 0 and y[i] > SPIKE * usual
-        if for_long or spike:
-            return x[i]
-
-
-def as_it_stays(y, rows):
-    """A dead run ended because nothing could change any more: its last value would have come again and again."""
-    if "dead" in rows[-1]:
-        return np.append(y, np.full(LOST + WINDOW, y[-1]))
-    return y
+# When was success lost, and which signal moved before? Success 0.2 0.9 1.0 0.9 0.1 0 0 0 ...: it is best at 1.0, and lost
+# where it is 0.1, if it stays below half of the best. (Success means the mean of WINDOW iterations.)
+ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
+WINDOW = 5  # iterations of which success is the mean, or one lucky rollout would be the best
+LOST = 10  # iterations below half of the best success: a loss, not a dip
+SPIKE = 5  # times the usual value: a spike, not noise
+BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 
 
 def means(y, n):  # each value's with the n - 1 after it
     return np.convolve(y, np.ones(n) / n, "valid")
 
 
+def as_it_stays(y, rows):
+    """A dead run ended because nothing could change any more: its last value would have come again and again. It is
+    appended so often that `onset` sees a loss in the last iterations, too."""
+    if "dead" in rows[-1]:
+        return np.append(y, np.full(LOST + WINDOW, y[-1]))
+    return y
+
+
+def onset(smooth, peak):  # -> index from which on a run is lost, or None
+    """The first after index `peak` where less than half of the best success is left, for LOST iterations."""
+    low = smooth < smooth[peak] / 2
+    for i in range(peak, len(low) - LOST + 1):
+        if low[i:i + LOST].all():
+            return i
+    return None
+
+
+def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
+    """x: its iterations, y: its values, `best`: iteration of the best success. Healthy is the range of the last BEFORE
+    values up to there, widened by half its width on each side. A signal has left it where three values in a row lie
+    outside, or where one is above SPIKE times the median of the BEFORE values that precede it."""
+    end = np.searchsorted(x, best, side="right")
+    healthy = y[max(0, end - BEFORE):end]
+    if len(healthy) < 5:  # the best came too early: there is no healthy range to leave
+        return None
+    margin = (healthy.max() - healthy.min()) / 2
+    outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
+    for i in range(end, len(y)):
+        for_long = i + 3 <= len(y) and outside[i:i + 3].all()
+        usual = np.median(y[max(0, i - BEFORE):i])
+        spike = usual > 0 and y[i] > SPIKE * usual
+        if for_long or spike:
+            return x[i]
+    return None
+
+
 def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
     iterations, success = series(config, rows, "success")
     success = as_it_stays(success, rows)
-    smooth = means(success, WINDOW)
-    place = smooth.argmax()
-    best = iterations[place]
-    lost = onset(smooth, place)
-    if lost is not None:  # a mean is low as soon as one of the values to come is 0: which one is it?
-        low = success[lost:] < smooth[place] / 2
-        lost = iterations[lost + low.argmax()]
+    smooth = means(success, WINDOW)  # smooth[i] is the mean of success[i], ..., success[i + WINDOW - 1]
+    peak = smooth.argmax()
+    lost_at = None
+    first = onset(smooth, peak)
+    if first is not None:  # smooth[first] is low because of what follows: go on to the first iteration that is low itself
+        low = success[first:] < smooth[peak] / 2
+        lost_at = iterations[first + low.argmax()]
     left = {}
     for name in ANATOMY:
         x, y = series(config, rows, name)
         if len(x) >= BEFORE:
-            left[name] = leaves_its_range(x, y, best)
-    return best, lost, left
+            left[name] = leaves_its_range(x, y, iterations[peak])
+    return iterations[peak], lost_at, left
 
 
 def collapse(run):  # -> Path of the picture
@@ -308,16 +320,16 @@ def collapse(run):  # -> Path of the picture
 
 def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
     iterations, _ = series(config, rows, "success")
-    _, lost, _ = anatomy(config, rows)
-    if lost is None:
+    _, lost_at, _ = anatomy(config, rows)
+    if lost_at is None:
         return iterations, np.ones(len(iterations))
-    return iterations, (iterations < lost).astype(float)
+    return iterations, (iterations < lost_at).astype(float)
 
 
 @matplotlib.style.context(STYLE)
 def draw_anatomy(config, rows, out):  # -> out
     """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
-    best, lost, left = anatomy(config, rows)
+    best, lost_at, left = anatomy(config, rows)
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(left) + 1), layout="constrained")
     axes = fig.subplots(len(left), 1, sharex=True, squeeze=False)[:, 0]
     for ax, name in zip(axes, left):
@@ -326,24 +338,24 @@ def draw_anatomy(config, rows, out):  # -> out
         ax.plot(x, y, color="C0", lw=1)
         if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
-        if lost is not None:
-            ax.axvspan(lost, rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
+        if lost_at is not None:
+            ax.axvspan(lost_at, rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
         if left[name] is not None:
             ax.axvline(left[name], color="tab:red", lw=1.5)
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    fig.suptitle(textwrap.fill(story(config, best, lost, left), 100), fontsize=9.5)
+    fig.suptitle(textwrap.fill(story(config, best, lost_at, left), 100), fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
 
 
-def story(config, best, lost, left):  # -> the anatomy in words
-    moved = sorted((place, title_of(name)) for name, place in left.items() if place is not None)
-    order = ", ".join(f"{title} {place}" for place, title in moved) or "none (or the best came too early)"
+def story(config, best, lost_at, left):  # -> the anatomy in words
+    moved = sorted((iteration, title_of(name)) for name, iteration in left.items() if iteration is not None)
+    order = ", ".join(f"{title} {iteration}" for iteration, title in moved) or "none (or the best came too early)"
     loss = "success is not lost"
-    if lost is not None:
-        loss = f"success is lost from iteration {lost} on (grey)"
+    if lost_at is not None:
+        loss = f"success is lost from iteration {lost_at} on (grey)"
     return f"{envs.title(config['env'])}: best at iteration {best}; {loss}. Outside their earlier range (red): {order}"
 
 

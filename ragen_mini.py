@@ -8,8 +8,8 @@
         update(batch)                       tokens that were better become likelier                eq. 4, 6
 
 Words
-    prompt      an initial state of the world, as text; P of them in an iteration
-    group       the N episodes that start from one prompt
+    prompt      an initial state of the world, as text; P of them in an iteration (--prompts)
+    group       the N episodes that start from one prompt (--rollouts)
     rollout     playing all of these P*N = B episodes with the present model
     trajectory  one episode as a sequence of tokens: message, answer, message, answer, ...
     turn        one message of the environment and one answer of the model
@@ -22,11 +22,13 @@ Words
     iteration   one rollout and all updates that are made with it
     policy      pi, the language model as a player; pi_old: its weights at the last rollout
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
+    entropy     of a token's choice, -sum p log p over the vocabulary: 0 if there is no doubt, large if all is open
 
 Part 1 is the method, in the order in which one would lecture; `iterate` and `train`, its last functions, are the
 loop above. Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line;
 `cfg` is the Config there.
-Shapes: B trajectories, T tokens of the longest, n tokens that the model wrote, b rows of a pass, V vocabulary.
+Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
+model wrote, b rows of a pass, V words of the vocabulary.
 """
 import contextlib
 import copy
@@ -60,7 +62,7 @@ from envs import UserError, need
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
-VALUE_CLIP = 0.5  # farthest that a forecast of the critic is moved in one iteration (released code)
+VALUE_CLIP = 0.5  # farthest that a forecast of the critic is pulled in one iteration (released code)
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 
@@ -91,7 +93,7 @@ class Models:
 
 
 # ------------------------------------------------------------------------------------------ a turn in words
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, matched in linear time
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
 
@@ -120,8 +122,8 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     A later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
     render a little conversation with a dummy answer, (seam), and keep what comes behind it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept: first what ends an answer
-    (If the model has ended its answer itself, `take_turn` drops that first token.)
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept
+    What is kept begins with the token that ends an answer. The model may have written that itself: see `take_turn`.
     """
     chat = [{"role": "user", "content": text}]
     if after_answer:
@@ -134,7 +136,7 @@ def encode(tok, no_think, text, after_answer):  # -> ids
 
 
 def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, or None: invalid
-    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; <answer>Down</answer> -> None"""
+    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; without a thought -> None"""
     found = SHAPE.fullmatch(text)
     if not found:
         return None
@@ -200,14 +202,17 @@ def begin(name, seed, noise, group, tok, cfg):  # -> Trajectory that waits for i
 
 
 def take_turn(traj, tok, cfg, ends):
-    """Run the actions of the answer that was just written; its last token bears the reward of the turn."""
+    """Run the actions of the answer that was just written; its last token bears the reward of the turn. `ends`: tokens
+    that end an answer, first the one of the chat template."""
     env = traj.env
     answer = traj.ids[traj.answer_start:]
     ended = answer[-1] in ends  # else it was cut off at max_new_tokens
     written = answer[:-1] if ended else answer
     text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
-    thought = "<think></think>" if cfg.no_think else ""
-    actions = parse_answer(thought + text, env.actions, cfg.max_actions_per_turn)
+    whole = text
+    if cfg.no_think:
+        whole = "<think></think>" + text  # parse_answer wants a thought
+    actions = parse_answer(whole, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
     pay_for_truth(turn, env, cfg)  # an extra, not in the paper: by default 0
     if not turn["valid"]:
@@ -224,7 +229,7 @@ def take_turn(traj, tok, cfg, ends):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, turn["reward"]), after_answer=True)
-        if answer[-1] == ends[0]:  # the end of turn was sampled, and is trained: it must not stand there twice
+        if answer[-1] == ends[0]:  # the model wrote it, so it is trained, and must not stand there twice
             following = following[1:]
         traj.add_message(following)
 
@@ -240,13 +245,13 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
             trajs.append(begin(name, seed, noise, group, tok, cfg))
     ends = ends_of_answers(policy, tok, cfg)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache(len(seeds), cfg.device)  # part 2: what every group, later every episode has read so far
+    cache = KVCache(len(seeds), cfg.device)  # part 2. One row a group; once the first message is read, one an episode
     live = trajs
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, N, temperature)  # N: a group shares its first message
-            need(logp.max() <= 0, not_finite("a log-probability", cfg))  # the comparison is false for nan
+            logp = next_token_logp(policy, cache, writing, N, temperature)  # N: that many share their first message
+            need(not logp.isnan().any(), not_finite("a log-probability", cfg))
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
         for traj in live:  # everyone acts
@@ -286,27 +291,24 @@ def answer_is_complete(traj, ends, cfg):
 #         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
 #     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
 #     proportion to its return.
-#  2. From R one may subtract, at each token, whatever was known before it was written: rewards that had already come,
-#     or the return that was expected. Given the text so far that is a constant, and the mean of grad log pi is 0, since
-#     sum_k pi_k grad log pi_k = sum_k grad pi_k = grad 1 = 0. (So may the mean return of the *other* episodes of the
-#     group: they were played without this token.)
-#  3. The mean gradient stays the same; its noise shrinks where what is subtracted was a good forecast. What is left of R
-#     is the advantage A of the token.
-#  4. Multiplied by ratio = pi / pi_old, a token of pi_old counts as if pi had chosen it (importance sampling; the text
-#     before it remains pi_old's, so that later updates are biased). At ratio 1 the gradient of ratio * A is
-#     A * grad log pi.
-#  5. So going down -ratio * A goes up <R>. At the first update this is unbiased, as long as A only *subtracts*. Dividing
-#     by one number for all (whitening, in `add_ppo_advantages`) changes the scale; dividing each group by its own
-#     changes more: see `grpo_advantages`. At later updates it is a good estimate as long as the ratio stays near 1.
-# In practice the sum over an episode's tokens is a mean over all tokens of the batch, which is another matter of scale.
-# Whitening subtracts the batch's mean, in which every episode has a small part (1/B): a bias of that size. The filter
-# biases the estimate more: it chooses prompts by what happened there, and so trains for those where luck is large.
+#  2. From R one may subtract, at each token, whatever was known before it was written. Given the text so far that is a
+#     constant c, and it adds c times the mean of grad log pi, which is 0: summed over the words of the vocabulary,
+#     sum pi grad log pi = sum grad pi = grad (sum pi) = grad 1 = 0.
+#  3. So take from R the rewards that had already come, which leaves those still to come, and then a forecast of these:
+#     the gradient's mean stays the same, and its noise shrinks if the forecast is good. What is left is PPO's
+#     *advantage* A of the token. For GRPO the forecast is the group's mean: the other episodes did not see this token.
+#  4. A token that pi_old sampled counts as if pi had, if it is multiplied by ratio = pi / pi_old (importance sampling):
+#     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
+#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average; later
+#     it is a good estimate as long as they stay near 1 (the text before a token remains pi_old's).
+# Whatever does more to A than subtracting, or more to R, needs a reason of its own. Three functions below do: each says
+# there what it costs (`uncertainty_filter`, `grpo_advantages`, `add_ppo_advantages`).
 # (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
 
 
 # --------------------------------------------------------------------- which trajectories, and how good were they
 def returns(trajs, cfg):  # -> (P,N)
-    R = torch.tensor([traj.R for traj in trajs])
+    R = torch.tensor([traj.R for traj in trajs])  # in the order of their groups
     need(R.isfinite().all(), not_finite("a return", cfg))
     return R.view(-1, cfg.rollouts)
 
@@ -315,11 +317,12 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """Against the Echo Trap (README), eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U,
     at least one. Where the N returns are all alike there is nothing to learn from; where they differ, the policy does
     not know its way yet - or the world has dice: U cannot tell luck from skill. It keeps a bandit prompt, whose risky
-    arm pays now and then, even if that arm is always pulled and nothing is left to learn.
+    arm pays now and then, even if that arm is always pulled and nothing is left to learn. And choosing prompts by what
+    happened there is a bias: it trains for those where luck is large.
 
     NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
-    k = max(1, int(keep * len(R) + 1e-9))
+    k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     kept = U.argsort(descending=True, stable=True)[:k]
     return kept.sort().values  # in the order of the trajectories
 
@@ -361,11 +364,11 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). t is a column (see collate): what is chosen there is targets[t], token
-    t + 1 of the episode. Only columns whose token the model wrote are time steps; t' is the next one of these. v_t is the
-    critic's forecast of the rewards still to come, made before that token is written.
+    t + 1 of the episode. Only columns whose token the model wrote are time steps; `next` is the step after t. v is the
+    critic's forecast of the rewards still to come, made before the token is written.
 
-        delta_t = r_t + gamma v_t' - v_t            how much better did this one step turn out than was forecast?
-        A_t     = delta_t + gamma lambda A_t'       ... and the steps after it
+        delta_t = r_t + gamma v_next - v_t          how much better did this one step turn out than was forecast?
+        A_t     = delta_t + gamma lambda A_next     ... and the steps after it
 
     gamma < 1 would count later rewards less. lambda < 1 would trust the critic's next forecast more than what really
     came: less noise, but the critic's errors. At gamma = lambda = 1, the default, the v in between cancel, and
@@ -373,11 +376,12 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything. With
     gamma = lambda = 1:
 
-        token    ours                   the world's    ours
-        v        0.3                        -          0.6
-        r        0                          -          1
-        delta    0 + 0.6 - 0.3 = 0.3        -          1 + 0 - 0.6 = 0.4        (nothing comes after the last)
-        A        0.3 + 0.4 = 0.7            -          0.4                      0.7 = 1 - 0.3, as it should
+        token            ours                   the world's    ours
+        v                0.3                        -          0.6
+        r                0                          -          1
+        delta            0 + 0.6 - 0.3 = 0.3        -          1 + 0 - 0.6 = 0.4        (nothing comes after the last)
+        A                0.3 + 0.4     = 0.7        -          0.4
+        to come, less v  1 - 0.3       = 0.7        -          1 - 0.6     = 0.4        the same, as it should
     """
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the last turn
@@ -395,12 +399,12 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
-        # Reward alone does not protect the model's language, so it is held near its beginning by a
-        # KL penalty: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Averaged over
-        # what pi_old samples, the bracket is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which says how
-        # far two distributions are apart. Drifting from where we began costs reward, and a token pays for the drift
-        # that it leads to, as for any other cost. (The same bracket as a term of the loss would do nothing on
-        # average at the first update: ref has no gradient, and what remains, grad log pi, has mean 0 by step 2.)
+        # Reward alone does not protect the model's language, so every token pays for leaving `ref`, the model before
+        # training: r_t -= kl_coef * kl_t, with kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t may
+        # be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
+        # says how far two distributions are apart. As a part of the reward it is charged to the earlier tokens, too, that
+        # led there. (As a term of the loss, kl_t would do nothing on average at the first update: ref has no gradient,
+        # and what remains, grad log pi, has mean 0 by step 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]
     if cfg.algo == "ppo":
@@ -415,16 +419,17 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper) makes updates independent of the scale of rewards. It subtracts the same
-    # number from all tokens and divides all by the same, so that it cannot prefer one group to another, as eq. 5 can.
+    # Whitening (released code, not in the paper): updates become independent of the scale of rewards. It subtracts one
+    # number from all tokens and divides all by another, so that it cannot prefer one group to another, as eq. 5 can. Its
+    # price: every episode has a small part in the batch's mean (1/B) and spread, a bias of that size.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
-    """One number for a whole episode, from its group. Only the KL penalty differs by token: each one bears what is
-    still to come, as a cost in reward should. It is added after the division by the group's std: divided as well, the
-    same drift would cost more in one group than in another."""
+    """One number for a whole episode, from its group. The KL penalty differs by token: each token bears its own and those
+    of the tokens after it, as with any reward. It is added after eq. 5 has divided by the group's std, or the same drift
+    would cost more in one group than in another."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -444,9 +449,9 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 #     logits = policy(inputs).logits / temperature
 #     logp = logits.log_softmax(-1).gather(2, targets[:, :, None])[:, :, 0][mask]
 # but makes the logits only where the mask is True, in chunks.
-# The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things.
-def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """eq. 4, 6, with the sign of a loss, minus the entropy bonus."""
+def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
+    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus (released code) pays
+    a little for undecided choices, so that the policy keeps trying several things."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -455,9 +460,10 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast, which may move by VALUE_CLIP in an iteration: a rollout is a small sample.
-    Say it was 0 and the return is 2. At 1 it has moved too far already, the clipped forecast 0.5 has the larger error,
-    max takes that, and it has no gradient."""
+    """Squared error of the critic's forecast. One rollout is a small sample, so the forecast is not pulled farther than
+    VALUE_CLIP from where it was. Say it was 0 and the return is 2. While it is at 0.3 both errors are alike, and pull it
+    up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one, and it has no
+    gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -481,16 +487,16 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss, clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
-        loss = loss.sum() / n
-        loss.backward()
-        stats["policy_loss"] += loss.item()
+        losses, clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        actor_loss = losses.sum() / n
+        actor_loss.backward()
+        stats["policy_loss"] += actor_loss.item()
         stats["clip_fraction"] += clipped.sum().item() / n
         if models.critic is not None:
-            value = token_values(models.critic, part)
-            loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / n
-            loss.backward()
-            stats["value_loss"] += loss.item()
+            value = token_values(models.critic, part)  # now; part["value"]: before the first update
+            critic_loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / n
+            critic_loss.backward()
+            stats["value_loss"] += critic_loss.item()
     stats = add_up(stats)
     norms = []
     for weights in models.optimizer.param_groups:  # the policy's, the critic's
@@ -522,39 +528,46 @@ def self_check(trajs, policy, cfg):
 
 
 @autocast
-def iterate(i, models, cfg):  # -> row i of the log; the trajectories; (trajectories, batch) of every slice trained
-    """One iteration of StarPO. All randomness is drawn from (cfg.seed, i): a run that was cut short goes on alike."""
+def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(trajectories, batch) that were trained on]
+    """One iteration of StarPO: play, then learn. All randomness comes from (cfg.seed, i), so that a run that was cut
+    short goes on alike."""
     rng = np.random.default_rng([cfg.seed, i])
     lowest = len(envs.EVAL_SEEDS)  # seeds below are for evaluation
-    draws = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-    seeds, sampling_seed = draws[:-1], draws[-1]
+    *seeds, sampling_seed = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     clock = time.perf_counter()
     trajs = rollout_by_all(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
-    R = returns(trajs, cfg)  # (P,N), with --online-k (k*P,N)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
     if cfg.mi_every and i % cfg.mi_every == 0:
         row["mutual_information"] = mutual_information(trajs, models, cfg)
 
-    trained = []
-    steps = []
+    trained, steps = [], []
     clock = time.perf_counter()
-    for first in range(0, len(R), cfg.prompts):  # one slice of P prompts; with --online-k, k of them (Fig. 10)
-        kept = first + uncertainty_filter(R[first:first + cfg.prompts], cfg.keep)
-        if nothing_to_compare(R[kept], cfg):
-            continue
-        chosen = [traj for traj in trajs if traj.group in kept]
-        batch = compute_advantages(chosen, models, cfg)
-        steps += update(batch, models, cfg, sampling_seed + first)
-        trained.append((chosen, batch))
+    for first in range(0, len(seeds), cfg.prompts):  # once; with --online-k, k slices of P prompts (Fig. 10)
+        part = trajs[first * cfg.rollouts:(first + cfg.prompts) * cfg.rollouts]
+        chosen, batch, its_steps = learn(part, models, cfg, sampling_seed + first)
+        if its_steps:
+            trained.append((chosen, batch))
+            steps += its_steps
 
     row["seconds_update"] = time.perf_counter() - clock
-    return row | statistics(trajs, R, trained, steps), trajs, trained
+    return row | statistics(trajs, returns(trajs, cfg), trained, steps), trajs, trained
+
+
+def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
+    R = returns(trajs, cfg)  # (P,N)
+    kept = uncertainty_filter(R, cfg.keep)
+    if nothing_to_compare(R[kept], cfg):
+        return [], {}, []
+    chosen = [traj for place, traj in enumerate(trajs) if place // cfg.rollouts in kept.tolist()]
+    batch = compute_advantages(chosen, models, cfg)
+    return chosen, batch, update(batch, models, cfg, seed)
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """GRPO compares within groups: did each one end all alike? PPO's critic also compares prompts: did all episodes?"""
+    """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
+    returns alike? Then differences of A are noise of the critic, which whitening would blow up."""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4

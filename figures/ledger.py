@@ -2,7 +2,8 @@
 
 Every claim is a row of paper.json. Its measure gives one number a seed (worlds averaged within a seed). Then, over seeds:
 
-    kind "more"     is the mean, or the difference of two methods' means, above `bound`? Student's t, Welch's for two
+    kind "more"     is the mean, or the difference of two methods' means, above `bound`? Student's t, Welch's for two.
+                    With a "margin" the answer may also be: no difference, the whole interval is within -margin..margin
     kind "same"     the claim is that there is no difference: is the whole 95% interval within -bound..bound?
     kind "often"    is a thing that a run has or has not seen in more than the share `bound` of the seeds? Exact binomial
 
@@ -139,9 +140,9 @@ def quantile(df):  # Student's t is farther from 0 in 5% of cases
     return bisect(lambda t: tail(t, df) - 0.05, 0, 100)
 
 
-def estimate(ours, theirs=None):  # values by seed -> mean or difference of means, its standard error, degrees of freedom
-    """Two methods: Welch's. Their seeds share the first model and the levels, but no dice: there is nothing to pair, their
-    spreads may differ, and one may have more seeds."""
+def estimate(ours, theirs=None):  # values by seed -> mean (or difference of means), its standard error, df
+    """Two methods: Welch's. Their seeds share the first model and the levels, but no dice: there is nothing to pair,
+    their spreads may differ, and one may have more seeds."""
     n = len(ours)
     square = ours.var(ddof=1) / n
     if theirs is None:
@@ -199,18 +200,26 @@ def p_value(bound, *samples):
     return 2 / ways
 
 
-def p_of(kind, bound, *samples):
-    if kind == "often":
+def p_alike(margin, *samples):
+    """That the truth is inside -margin..margin: above the one and below the other, the worse of the two."""
+    if abs(mean_of(*samples)) >= margin:
+        return 1.0
+    return max(p_value(-margin, *samples), p_value(margin, *samples))
+
+
+def p_of(claim, *samples):
+    """With a margin: of the answer that is the surer one. Both answers are right whenever the interval holds the truth,
+    so that asking for two costs nothing."""
+    bound = claim["bound"]
+    if claim["kind"] == "often":
         d, = samples
         k, n = int(d.sum()), len(d)
         above, below = at_least(k, n, bound), at_least(n - k, n, 1 - bound)
         return min(1.0, 2 * min(above, below))
-    mean = mean_of(*samples)
-    if kind == "same":  # that it is inside: above -bound and below bound, the worse of the two; or that it is outside
-        if abs(mean) < bound:
-            return max(p_value(-bound, *samples), p_value(bound, *samples))
-        return p_value(math.copysign(bound, mean), *samples)
-    return p_value(bound, *samples)
+    if claim["kind"] == "same":
+        outside = p_value(math.copysign(bound, mean_of(*samples)), *samples)
+        return p_alike(bound, *samples) if abs(mean_of(*samples)) < bound else outside
+    return min(p_value(bound, *samples), p_alike(claim.get("margin", 0), *samples))
 
 
 def mean_of(ours, theirs=None):
@@ -229,12 +238,15 @@ def holm(ps):  # -> corrected in the order of the rows
     return corrected
 
 
-def verdict(kind, bound, p, *samples):  # p: corrected
+def verdict(claim, p, *samples):  # p: corrected
+    kind, bound, margin = claim["kind"], claim["bound"], claim.get("margin", 0)
     if p >= 0.05:
         return f"open: would need {seeds_needed(bound, *samples)}"
     mean = mean_of(*samples)
     if kind == "same":
         return f"no difference within {bound:g}" if abs(mean) < bound else "contradicted"
+    if margin and p_alike(margin, *samples) < p_value(bound, *samples):
+        return f"no difference within {margin:g}"
     return "holds" if mean > bound else "contradicted"
 
 

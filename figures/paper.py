@@ -346,7 +346,7 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
         except UserError:
             missing.append(claim["says"])
     need(asked, "no claim has its runs: add --run")
-    ps = [ledger.p_of(claim["kind"], claim["bound"], *samples) for claim, samples in zip(asked, values)]
+    ps = [ledger.p_of(claim, *samples) for claim, samples in zip(asked, values)]
     lines = []
     for claim, samples, corrected in zip(asked, values, ledger.holm(ps)):
         low, high = ledger.interval_of(claim["kind"], *samples)
@@ -356,7 +356,7 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
         question = f"{measure}: {compared} {bound.format(claim['bound'])}"
         seeds = ", ".join(str(len(values_of_one)) for values_of_one in samples)
         value = f"{ledger.mean_of(*samples):.2f} [{low:.2f}, {high:.2f}]"
-        verdict = ledger.verdict(claim["kind"], claim["bound"], corrected, *samples)
+        verdict = ledger.verdict(claim, corrected, *samples)
         lines.append([claim["source"], claim["says"], question, seeds, value, f"{corrected:.3f}", verdict])
     page = markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
     if missing:

@@ -5,7 +5,7 @@
 
 Every row of the course's table of bugs is here: most of them still reach a success of 1.00 on an easy world, so that a
 good curve says nothing. Each mutant is ragen_mini.py with one piece replaced, in a copy of the project in which the
-tests of the method (test_algo.py, test_rollout.py, test_models.py, test_torchrun.py) run until the first failure. A mutant that survives is printed as such.
+tests of the method (TESTS) run until the first failure. A mutant that survives is printed as such.
 """
 import shutil
 import subprocess
@@ -30,7 +30,7 @@ MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there inst
     ("symmetric clip", "1 + cfg.clip_high)", "1 + cfg.clip_low)"),
     ("no zero_grad", "    models.optimizer.zero_grad()\n", ""),
     ("mean over the grid", 'n = int(batch["mask"][rows].sum())', 'n = batch["mask"][rows].numel()'),
-    ("mean over each micro-batch", "loss = loss.sum() / n", "loss = loss.mean()"),
+    ("mean over each micro-batch", "actor_loss = losses.sum() / n", "actor_loss = losses.mean()"),
     ("GRPO over the batch", "centered = R - R.mean(dim=1, keepdim=True)", "centered = R - R.mean()"),
     ("GRPO by the std of the batch", "std = R.std(dim=1, keepdim=True)", "std = R.std() + 0 * R"),
     ("GRPO over the wrong dimension", "centered = R - R.mean(dim=1, keepdim=True)", "centered = R - R.mean(dim=0, keepdim=True)"),
@@ -49,7 +49,7 @@ MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there inst
     ("different states in a group", "append(begin(name, seed, noise, group", "append(begin(name, seed + noise, noise, group"),
     ("temperature forgotten in the update", "(head(hidden).float() / temperature)", "(head(hidden).float())"),
     ("temperature forgotten in the rollout", "/ (temperature or 1))", ")"),
-    ("end of turn untrained", "    actions = parse_answer(thought + text", "    traj.mask[-1] = not ended\n    actions = parse_answer(thought + text"),
+    ("end of turn untrained", "    actions = parse_answer(whole", "    traj.mask[-1] = not ended\n    actions = parse_answer(whole"),
     ("end of turn stands there twice", "following = following[1:]", "following = following[0:]"),
     ("value loss not clipped", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)", "(value - ret) ** 2"),
     ("value loss by the better error", "torch.max((value - ret) ** 2", "torch.min((value - ret) ** 2"),

@@ -36,9 +36,9 @@ def test_exact_interval(k, n, low, high):
 
 
 def test_exact_test():  # of a coin
-    assert ledger.p_of("often", 0.5, np.array([1.0] * 10)) == pytest.approx(2 / 1024)
-    assert ledger.p_of("often", 0.5, np.array([1.0] * 9 + [0.0])) == pytest.approx(2 * 11 / 1024)
-    assert ledger.p_of("often", 0.5, np.array([1.0, 0.0])) == 1
+    assert ledger.p_of({"kind": "often", "bound": 0.5}, np.array([1.0] * 10)) == pytest.approx(2 / 1024)
+    assert ledger.p_of({"kind": "often", "bound": 0.5}, np.array([1.0] * 9 + [0.0])) == pytest.approx(2 * 11 / 1024)
+    assert ledger.p_of({"kind": "often", "bound": 0.5}, np.array([1.0, 0.0])) == 1
 
 
 def test_two_sided_test():
@@ -73,8 +73,32 @@ def test_holm_by_hand():
     ("often", [1] * 10, 0.5, "holds"), ("often", [0] * 10, 0.5, "contradicted"), ("often", [0, 1] * 5, 0.5, "open")])
 def test_verdicts(kind, d, bound, verdict):
     d = np.array(d, float)
-    p, = ledger.holm([ledger.p_of(kind, bound, d)])
-    assert ledger.verdict(kind, bound, p, d).startswith(verdict)
+    claim = {"kind": kind, "bound": bound}
+    p, = ledger.holm([ledger.p_of(claim, d)])
+    assert ledger.verdict(claim, p, d).startswith(verdict)
+
+
+@pytest.mark.parametrize("center, verdict", [
+    (0.0, "no difference within 0.05"), (0.3, "holds"), (-0.3, "contradicted"), (0.06, "holds"), (0.049, "holds"),
+    (0.004, "no difference within 0.05")])
+def test_a_margin_gives_a_third_answer(center, verdict):
+    claim = {"kind": "more", "bound": 0, "margin": 0.05}
+    d = center + 0.01 * np.array([1, -1, 0.5, -0.5, 0])
+    assert ledger.verdict(claim, ledger.p_of(claim, d), d) == verdict
+
+
+def test_no_answer_is_wrong_more_often_than_it_may():
+    """Two methods that do not differ, or differ by just the margin: a wrong answer comes in about 5% of 100 trials."""
+    claim = {"kind": "more", "bound": 0, "margin": 0.05}
+    rng = np.random.default_rng(0)
+    wrong_answers = {0.0: ("holds", "contradicted"), 0.05: ("contradicted", "no")}
+    for truth, wrong in wrong_answers.items():
+        said = 0
+        for _ in range(100):
+            ours, theirs = truth + 0.03 * rng.standard_normal(5), 0.03 * rng.standard_normal(5)
+            answer = ledger.verdict(claim, ledger.p_of(claim, ours, theirs), ours, theirs)
+            said += answer.split()[0] in wrong
+        assert said <= 10, (truth, said)
 
 
 def test_seeds_needed_for_80_percent_power():
@@ -175,6 +199,8 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
     level = 0.0 if len(claim["methods"]) == 1 else 0.45
     wobble = np.array([0.1, -0.1, 0.05, -0.05, 0.1, -0.1])
     wanted = {"holds": bound + scale * (1 + wobble), "contradicted": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
+    if "margin" in claim:
+        wanted["no difference"] = claim["margin"] / 5 * wobble
     if kind == "same":
         wanted = {"no difference": bound / 10 * wobble, "contradicted": bound + scale * (1 + wobble), "open": scale * wobble * 5}
     if kind == "often":
