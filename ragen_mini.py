@@ -536,6 +536,7 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
     *seeds, sampling_seed = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     clock = time.perf_counter()
     trajs = rollout_by_all(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
+    R = returns(trajs, cfg)  # for the log
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
@@ -552,7 +553,7 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
             steps += its_steps
 
     row["seconds_update"] = time.perf_counter() - clock
-    return row | statistics(trajs, returns(trajs, cfg), trained, steps), trajs, trained
+    return row | statistics(trajs, R, trained, steps), trajs, trained
 
 
 def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step

@@ -1,3 +1,11 @@
+"""A world of your own: copy this file and change it. What `python envs.py check FILE:Class` does not tell you:
+
+- A state is a word, a number or a tuple of them. What stays fixed in an episode is in self.level.
+- Where `draw` returns None (not solvable, say) it is asked again.
+- Unless `split` is False, a quarter of the levels is held out for evaluation.
+- tiny writes only the actions Up, Down, Left, Right, Teacher, Engineer, Librarian, Trader; all words that its vocabulary
+  (tiny/tokenizer.json) lacks look alike to it. Larger models have no such limits.
+"""
 import envs
 
 
@@ -7,7 +15,7 @@ class Guess(envs.Env):
     split = False  # three levels only: none can be held out
 
     @staticmethod
-    def draw(rng):  # -> what stays fixed (self.level), the initial state
+    def draw(rng):  # -> what stays fixed, the initial state
         return {"prize": ("Left", "Up", "Right")[rng.integers(3)]}, "closed"
 
     def outcomes(self, state, action):  # -> a list of (probability, next state, reward, over?)

@@ -111,10 +111,6 @@ def test_readme_episode_is_a_real_one():
     assert len(shown) == 3 and all(answer in said for answer in shown)
 
 
-def test_readme_world_is_the_shipped_file():
-    assert f"```python\n{(ROOT / 'tests/my_world.py').read_text()}```" in README
-
-
 def test_readme_world_can_be_played(cfg, play, tok, monkeypatch):
     monkeypatch.chdir(ROOT)
     name = "tests/my_world.py:Guess"
