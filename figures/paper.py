@@ -49,7 +49,8 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run tha
 # ---------------------------------------------------------------------------- which runs does a figure need
 def jobs(world, method, args):  # -> {name of the run: its settings}, one a seed
     settings = PAPER["every run"] | PAPER["worlds"][world]
-    settings |= PAPER["models"].get(args.model, {}).get(world, {})
+    family = Path(args.model).name.split("-")[0]  # another cold start, runs/tiny-seed1, is trained as tiny
+    settings |= PAPER["models"].get(family, {}).get(world, {})
     settings |= PAPER["methods"][method]
     if args.iterations:
         settings["iterations"] = args.iterations
@@ -395,9 +396,9 @@ def run(args):
     need(args.seeds is None or args.seeds > 0, "--seeds: 1 at least")
     need(args.jobs > 0, "--jobs: 1 at least")
     need(args.iterations >= 0, "--iterations: 1 at least; 0: those of paper.json")
-    model = args.model.strip("/").replace("/", "-")
-    args.folder = FIGURES / model
-    args.runs = RUNS / model
+    name = Path(args.model).name
+    args.folder = FIGURES / name
+    args.runs = RUNS / name
     names = [args.what]
     if args.what == "all":
         names = [*PAPER["figures"], "claims"]
