@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import envs
@@ -142,6 +143,10 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("## The Echo Trap")[1].split("\n## Results")[0]
     intervals = re.findall(r"-?\d+\.\d+ \[[^]]*\]", section)
     assert len(intervals) >= 5
+    _, rows = paper.runs_of("trap", "PPO", args)[12]  # the one of the picture
+    assert (rows[310]["grad_norm_max"], rows[311]["valid"]) == (pytest.approx(0.71, abs=0.005), 0)
+    calm = [np.median([row["grad_norm_max"] for row in part]) for part in (rows[1:20], rows[200:310])]
+    assert calm == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     for interval in intervals:
         assert interval in page, interval
     for label, method in (("PPO", "PPO"), ("PPO, Adam with beta2 = 0.9", "PPO, Adam beta2 0.9"), ("StarPO-S", "StarPO-S"),
