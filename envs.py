@@ -7,7 +7,7 @@
 of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every world is a
 pure function of state and action (and of its level), from which `step` merely samples:
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first what happens without bad luck
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first what the player intends
 
 The same function gives `yardsticks`, the exact success of random and of optimal play, beside which this project prints
 every measured success, and `solve`, a shortest solution (the embedded model was taught with it).
@@ -94,7 +94,7 @@ class Env:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, noise, 1])  # three numbers: levels are drawn with two (find_level)
+        self.dice = np.random.default_rng([seed, noise, 1])  # a third number: never the stream that draws a level
         self.over = False
         return self.render(), {"success": False}
 
@@ -111,8 +111,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
-    """The level of a seed. A quarter of all levels is held out for evaluation: seeds in EVAL_SEEDS get only those, and
-    no other seed can ever get one of them. A hash of its content decides, so that a level is always on the same side."""
+    """The level of a seed. A hash puts every level on one of two sides, always the same: a quarter is held out for
+    evaluation, the rest is for training. We draw until a level is on the side of its seed (EVAL_SEEDS: held out)."""
     for attempt in range(TRIES):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if drawn is None:  # not solvable, for example
@@ -120,7 +120,8 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
         if not world.split:
             return drawn
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0
-        if held_out == (seed in EVAL_SEEDS):
+        wanted = seed in EVAL_SEEDS
+        if held_out == wanted:
             return drawn
     raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
                     "Or are there so few levels that none can be held out? Then write split = False")
@@ -169,7 +170,7 @@ class Bandit(Env):
 # -------------------------------------------------------------------------------------------------- sokoban
 class Sokoban(Env):
     """Push every box onto a target. State: (player, boxes). Reward: -0.1 per action, +1 / -1 for a push that
-    puts a box on / takes it off a target, +10 when all are on. One box in n actions: 11 - 0.1 n."""
+    puts a box on / takes it off a target, +10 when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
     actions = tuple(MOVES)
 
     def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
@@ -184,9 +185,9 @@ class Sokoban(Env):
     @staticmethod
     def draw(rng, size, boxes):
         """Carve a room, put the boxes on the targets, then walk *backwards*. Layer 0: all solved states, with the player
-        anywhere. Layer k: all states that need k actions to be solved. Draw k, then a state of layer k. One box: k = 1 to
-        8, which gives a median of 3 to 4 actions, as in gym-sokoban; two boxes: 4 to 16, so that most often both must
-        be moved."""
+        anywhere. Layer k: all states that need k actions to be solved, and no fewer (those of earlier layers are taken
+        out). Draw k, then a state of layer k. One box: k = 1 to 8, which gives a median of 3 to 4 actions, as in
+        gym-sokoban; two boxes: 4 to 16, so that most often both must be moved."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:  # no room to push anything
             return None
@@ -397,18 +398,21 @@ def transitions(env, horizon):
 
 
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by dynamic programming. V[s] is the chance of success from state s, at first with no action left: 1 if s is
-    won, else 0. With one more action left, Q[s,a] is the mean of V over what action a may lead to, and the new V[s] is
-    the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the state before
-    every action.
+    """Exact, by dynamic programming. After j rounds V[s] is the chance of success from state s with j actions left. At
+    first, with none, it is 1 if s is won, else 0. In a round, Q[s,a] is the mean of V over what action a may lead to, and
+    the new V[s] is the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the
+    state before every action.
 
-    Bandit: V is 0 before the pull. Q is 0 for the sure arm and 1 for the risky one, so that the new V is their mean 0.5
-    at random, and their maximum 1 at best."""
+    Bandit:        start  Teacher (sure)  Engineer (risky)
+        V          0      0               1                     won is who pulled the risky arm
+        Q[start]          0               1
+        new V      0.5    0               1                     random: the mean of Q;  the best player: 1, its maximum
+    """
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
-    # States without a row keep their first V: the episode is over there, or they are reached with the last action only,
-    # so that nobody asks for more.
+    # States without a row keep their first V. The episode is over there; or they are first reached by the last action,
+    # and all that is ever asked of them is their chance with no action left.
     has_rows = np.unique(state)
     curves = []
     for pick in (np.mean, np.max):

@@ -6,7 +6,11 @@ How the data look, from small to large:
     run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
     runs    what one line of a picture is made of: runs that differ only in their seed (here one, for the paper several)
     lines   what one panel shows: {"PPO": runs, "GRPO": runs}
-    panel   (column of the log, title, lines); "eval sokoban" stands for the evaluations in that world
+    panel   (metric, title, lines); a metric is a column of the log, or one of those that `series` explains
+
+A run is *lost* when less than half of its best success is left for ten iterations, *dead* when it was ended because ten
+iterations in a row had nothing to compare: nothing could change any more. The log says "collapse" where fewer than half
+of the turns are valid for the first time.
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
@@ -63,9 +67,9 @@ PAGE = Path(__file__).parent / "figures" / "xray.html"
 
 
 # ------------------------------------------------------------------------------------------------ reading a run
-def load(run):  # -> config, rows of the log
-    config_file, log_file = Path(run, "config.json"), Path(run, "log.jsonl")
-    need(config_file.is_file() and log_file.is_file(), f"{run} is not the folder of a run")
+def load(folder):  # -> a run: config, rows
+    config_file, log_file = Path(folder, "config.json"), Path(folder, "log.jsonl")
+    need(config_file.is_file() and log_file.is_file(), f"{folder} is not the folder of a run")
     config = dict(json.loads(config_file.read_text()))
     rows = []
     for line in log_file.read_text(errors="replace").splitlines():
@@ -234,20 +238,25 @@ def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config
     return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
 
 
-def curves(runs, out=None):  # -> Path of the picture
-    if out is None and len(runs) == 1:
-        out = Path(runs[0], "curves.png")
+def curves(folders, out=None):  # -> Path of the picture
+    if out is None and len(folders) == 1:
+        out = Path(folders[0], "curves.png")
     elif out is None:
         numbers = itertools.chain([""], itertools.count(2))
         names = (Path(f"curves{number}.png") for number in numbers)
         out = next(name for name in names if not name.exists())  # nothing of the user's is overwritten
     need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
-    return dashboard({str(run): load(run) for run in runs}, Path(out), columns=4)
+    return dashboard({str(folder): load(folder) for folder in folders}, Path(out), columns=4)
 
 
 # --------------------------------------------------------------------------------------- anatomy of a collapse
-# When was success lost, and which signal moved before? Success 0.2 0.9 1.0 0.9 0.1 0 0 0 ...: it is best at 1.0, and lost
-# where it is 0.1, if it stays below half of the best. (Success means the mean of WINDOW iterations.)
+# When was success lost, and which signal moved before? With WINDOW = 2 and LOST = 3, say:
+#     iteration    1    2    3    4    5    6    7    8
+#     success      0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
+#     smooth       .55  .95  1.0  0.8  .35  .05  0.0          each the mean of two
+#     best at iteration 3; below half of that for three iterations from 5 on, since 5's mean contains 6; so lost at 6
+# The rule for the other signals is a rough one. In healthy runs, too, a signal may leave the range that it had while
+# the task was learnt: compare with runs that were not lost.
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
 WINDOW = 5  # iterations of which success is the mean, or one lucky rollout would be the best
 LOST = 10  # iterations below half of the best success: a loss, not a dip
@@ -313,11 +322,11 @@ def anatomy(config, rows):  # -> iteration of the best success, of its loss (or 
     return iterations[peak], lost_at, left
 
 
-def collapse(run):  # -> Path of the picture
-    config, rows = load(run)
+def collapse(folder):  # -> Path of the picture
+    config, rows = load(folder)
     enough = len(series(config, rows, "success")[0]) >= BEFORE
-    need(enough, f"{run}: its log is shorter than {BEFORE} iterations, or has no success")
-    return draw_anatomy(config, rows, Path(run, "collapse.png"))
+    need(enough, f"{folder}: its log is shorter than {BEFORE} iterations, or has no success")
+    return draw_anatomy(config, rows, Path(folder, "collapse.png"))
 
 
 def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
@@ -374,14 +383,14 @@ def live(cfg, rows):
     display(Image(picture.getvalue()))
 
 
-def xray(run):  # -> Path of the page
+def xray(folder):  # -> Path of the page
     """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
-    file = Path(run, "xray.json")
-    need(file.is_file(), f"{run} has no xray.json: it is written with the first checkpoint after training began")
+    file = Path(folder, "xray.json")
+    need(file.is_file(), f"{folder} has no xray.json: it is written with the first checkpoint after training began")
     episodes = json.loads(file.read_text())
-    data = json.dumps({"title": str(run), "episodes": episodes})
+    data = json.dumps({"title": str(folder), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
-    page = Path(run, "xray.html")
+    page = Path(folder, "xray.html")
     template = PAGE.read_text(encoding="utf-8")
     page.write_text(template.replace("EPISODES", data), encoding="utf-8")  # a placeholder in figures/xray.html
     return page
@@ -395,23 +404,23 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")
     parser.add_argument("what", choices=["curves", "collapse", "xray"])
-    parser.add_argument("runs", nargs="+", help="folders of runs")
+    parser.add_argument("folders", nargs="+", help="of runs")
     parser.add_argument("--out", help="curves: the picture's name, such as both.png")
     try:
         args = parser.parse_args(argv)
         need(args.what == "curves" or not args.out, "--out is for curves")
         if args.what == "curves":
-            print(curves(args.runs, args.out))
+            print(curves(args.folders, args.out))
         else:
             draw_one = {"xray": xray, "collapse": collapse}[args.what]
-            for run in args.runs:
-                print(draw_one(run))
+            for folder in args.folders:
+                print(draw_one(folder))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         said = " ".join(str(error).split())
-        print(f"{' '.join(args.runs)}: a file of the run is damaged ({type(error).__name__}: {said})", file=sys.stderr)
+        print(f"{' '.join(args.folders)}: a file of the run is damaged ({type(error).__name__}: {said})", file=sys.stderr)
         sys.exit(2)
 
 

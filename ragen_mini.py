@@ -20,13 +20,13 @@ Words
     ratio       a token's probability now, divided by its probability when it was sampled
     update      one gradient step, on E = 32 trajectories
     iteration   one rollout and all updates that are made with it
-    policy      pi, the language model as a player; pi_old: its weights at the last rollout
+    policy      pi, the language model as a player; pi_old: pi at the last rollout, of which only old_logp is kept
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
     entropy     of a token's choice, -sum p log p over the vocabulary: 0 if there is no doubt, large if all is open
 
-Part 1 is the method, in the order in which one would lecture; `iterate` and `train`, its last functions, are the
-loop above. Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line;
-`cfg` is the Config there.
+Part 1 is the method, in the order in which one would lecture. Its last functions are the loop above: `train` repeats,
+`iterate` plays, `learn` is the other four lines. Part 2 is the engine room (memory, speed, files): skip it on first
+reading. Part 3 is the command line; `cfg` is the Config there.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
 model wrote, b rows of a pass, V words of the vocabulary.
 """
@@ -123,7 +123,8 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     render a little conversation with a dummy answer, (seam), and keep what comes behind it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept
-    What is kept begins with the token that ends an answer. The model may have written that itself: see `take_turn`.
+    What is kept begins with the token that ends an answer. If the model has written that itself, `take_turn` drops it
+    here; if its answer was cut off, it stays, and belongs to the message.
     """
     chat = [{"role": "user", "content": text}]
     if after_answer:
@@ -214,7 +215,7 @@ def take_turn(traj, tok, cfg, ends):
         whole = "<think></think>" + text  # parse_answer wants a thought
     actions = parse_answer(whole, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
-    pay_for_truth(turn, env, cfg)  # an extra, not in the paper: by default 0
+    note_claims(turn, env, cfg)  # an extra, not in the paper: is the thought true? It pays 0 by default
     if not turn["valid"]:
         turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
@@ -245,13 +246,13 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
             trajs.append(begin(name, seed, noise, group, tok, cfg))
     ends = ends_of_answers(policy, tok, cfg)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache(len(seeds), cfg.device)  # part 2. One row a group; once the first message is read, one an episode
+    cache = KVCache(len(seeds), cfg.device, copies=N)  # part 2; the N episodes of a group share their first message
     live = trajs
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, N, temperature)  # N: that many share their first message
-            need(not logp.isnan().any(), not_finite("a log-probability", cfg))
+            logp = next_token_logp(policy, cache, writing, temperature)
+            need(not logp.isnan().any(), message_not_finite("a log-probability", cfg))
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
         for traj in live:  # everyone acts
@@ -294,13 +295,14 @@ def answer_is_complete(traj, ends, cfg):
 #  2. From R one may subtract, at each token, whatever was known before it was written. Given the text so far that is a
 #     constant c, and it adds c times the mean of grad log pi, which is 0: summed over the words of the vocabulary,
 #     sum pi grad log pi = sum grad pi = grad (sum pi) = grad 1 = 0.
-#  3. So take from R the rewards that had already come, which leaves those still to come, and then a forecast of these:
-#     the gradient's mean stays the same, and its noise shrinks if the forecast is good. What is left is PPO's
-#     *advantage* A of the token. For GRPO the forecast is the group's mean: the other episodes did not see this token.
+#  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
+#     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
+#     those still to come. GRPO subtracts the group's mean return: the other episodes were played without this token.
 #  4. A token that pi_old sampled counts as if pi had, if it is multiplied by ratio = pi / pi_old (importance sampling):
 #     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average; later
-#     it is a good estimate as long as they stay near 1 (the text before a token remains pi_old's).
+#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
+#     it is not quite: the ratio mends the choice of one token, but not that the text before it was pi_old's, too. That
+#     matters little as long as pi is near pi_old, which is what clipping is for (`policy_loss`).
 # Whatever does more to A than subtracting, or more to R, needs a reason of its own. Three functions below do: each says
 # there what it costs (`uncertainty_filter`, `grpo_advantages`, `add_ppo_advantages`).
 # (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
@@ -309,18 +311,19 @@ def answer_is_complete(traj, ends, cfg):
 # --------------------------------------------------------------------- which trajectories, and how good were they
 def returns(trajs, cfg):  # -> (P,N)
     R = torch.tensor([traj.R for traj in trajs])  # in the order of their groups
-    need(R.isfinite().all(), not_finite("a return", cfg))
+    need(R.isfinite().all(), message_not_finite("a return", cfg))
     return R.view(-1, cfg.rollouts)
 
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """Against the Echo Trap (README), eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U,
     at least one. Where the N returns are all alike there is nothing to learn from; where they differ, the policy does
-    not know its way yet - or the world has dice: U cannot tell luck from skill. It keeps a bandit prompt, whose risky
-    arm pays now and then, even if that arm is always pulled and nothing is left to learn. And choosing prompts by what
-    happened there is a bias: it trains for those where luck is large.
+    not know its way yet.
 
-    NOTE: R is raw. After the group normalisation of eq. 5 all groups have the same U, and the order is rounding noise."""
+    What it costs: the mean return of *all* prompts is no longer what is improved. And U cannot tell luck from not
+    knowing: it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there.
+
+    NOTE: R is raw. If each group were divided by its std first (`grpo_advantages`), all U would be alike."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     kept = U.argsort(descending=True, stable=True)[:k]
@@ -399,14 +402,14 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
-        # Reward alone does not protect the model's language, so every token pays for leaving `ref`, the model before
-        # training: r_t -= kl_coef * kl_t, with kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t may
-        # be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
-        # says how far two distributions are apart. As a part of the reward it is charged to the earlier tokens, too, that
-        # led there. (As a term of the loss, kl_t would do nothing on average at the first update: ref has no gradient,
-        # and what remains, grad log pi, has mean 0 by step 2.)
+        # Reward alone does not protect the model's language. So every token pays for leaving `ref`, the model before
+        # training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled.
+        # One kl_t may be negative. Their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler
+        # divergence, which says how far two distributions are apart.
+        # Why as a reward? A token that *leads to* later drift pays for it, too. (kl_t as a term of the loss would do
+        # nothing on average at the first update: pi_ref has no gradient, and grad log pi has mean 0, see step 2.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
-        penalty = -cfg.kl_coef * batch["kl"]
+        penalty = -cfg.kl_coef * batch["kl"]  # a reward below 0
     if cfg.algo == "ppo":
         add_ppo_advantages(batch, penalty, models.critic, cfg)
     else:
@@ -419,9 +422,10 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper): updates become independent of the scale of rewards. It subtracts one
-    # number from all tokens and divides all by another, so that it cannot prefer one group to another, as eq. 5 can. Its
-    # price: every episode has a small part in the batch's mean (1/B) and spread, a bias of that size.
+    # Whitening (released code, not in the paper) makes updates independent of the scale of rewards. Everything in the
+    # batch is divided by the *same* number: that changes how long the gradient is, not which token is preferred. (eq. 5
+    # divides each group by its own, and that does change preferences.)
+    # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
@@ -444,11 +448,6 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 # tokens share the same weights. Say ratio = 1.5, A = -1: then ratio A = -1.5, clip(ratio) A = -1.2, min takes the first,
 # which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
-#
-# log pi of the tokens, with its gradient, comes from `token_logps` in part 2. It amounts to
-#     logits = policy(inputs).logits / temperature
-#     logp = logits.log_softmax(-1).gather(2, targets[:, :, None])[:, :, 0][mask]
-# but makes the logits only where the mask is True, in chunks.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus (released code) pays
     a little for undecided choices, so that the policy keeps trying several things."""
@@ -481,20 +480,25 @@ def update(batch, models, cfg, seed):  # -> statistics of every gradient step
 
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows (the paper prints one over trajectories), in parts that fit
-    into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens."""
+    into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
+
+    log pi, with its gradient, comes from `token_logps` in part 2. It amounts to
+        logits = policy(inputs).logits / temperature
+        logp = logits.log_softmax(-1).gather(2, targets[:, :, None])[:, :, 0][mask]
+    but makes the logits only where the mask is True, in chunks."""
     stats = Counter()
-    n = int(batch["mask"][rows].sum())  # of all parts
+    total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
         losses, clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
-        actor_loss = losses.sum() / n
+        actor_loss = losses.sum() / total
         actor_loss.backward()
         stats["policy_loss"] += actor_loss.item()
-        stats["clip_fraction"] += clipped.sum().item() / n
+        stats["clip_fraction"] += clipped.sum().item() / total
         if models.critic is not None:
             value = token_values(models.critic, part)  # now; part["value"]: before the first update
-            critic_loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / n
+            critic_loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
             critic_loss.backward()
             stats["value_loss"] += critic_loss.item()
     stats = add_up(stats)
@@ -503,7 +507,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
         add_up_gradients(weights["params"])
         norms.append(torch.nn.utils.clip_grad_norm_(weights["params"], MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]
-    need(np.isfinite([*stats.values(), *norms]).all(), not_finite("loss or gradient", cfg))
+    need(np.isfinite([*stats.values(), *norms]).all(), message_not_finite("loss or gradient", cfg))
     models.optimizer.step()
     models.optimizer.zero_grad()
     return stats
@@ -568,7 +572,8 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
 
 def nothing_to_compare(R, cfg):  # (k,N)
     """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
-    returns alike? Then differences of A are noise of the critic, which whitening would blow up."""
+    returns alike? Then differences of A are noise of the critic, which whitening would blow up. (The KL penalty rests
+    as well.)"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -619,7 +624,7 @@ def otherwise(advice):
         raise UserError(f"{advice} ({reason[:150]})") from error
 
 
-def not_finite(what, cfg):
+def message_not_finite(what, cfg):
     return (f"{what} is not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: "
             f"--resume {cfg.out or 'RUN'}")
 
@@ -641,9 +646,10 @@ class KVCache:
         lower    - - x       6 7 5         and this row's next tokens overwrite these.
     """
 
-    def __init__(self, rows, device):
+    def __init__(self, rows, device, copies=1):
         self.device = device
         self.size = rows  # rows in the cache
+        self.copies = copies  # of each row, to be made when the first messages are read
         self.layers = {}  # layer -> (size, 2, heads, columns, width): keys and values
         self.rows = self.columns = None  # of this pass: which rows read (b,), where their q new tokens go (b,q)
         self.used = 0  # of this pass: columns up to which anything is read
@@ -697,16 +703,16 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     return (output.logits[:, -1].float() / (temperature or 1)).log_softmax(-1)
 
 
-def next_token_logp(policy, cache, trajs, N, temperature):  # -> (b,V)
+def next_token_logp(policy, cache, trajs, temperature):  # -> (b,V)
     if cache.layers:
         return read(policy, cache, trajs, temperature)
     for traj in trajs:  # the first message is the same in a whole group: it is read once, then copied
         traj.row = traj.group
-    logp = read(policy, cache, trajs[::N], temperature)
+    logp = read(policy, cache, trajs[::cache.copies], temperature)
     cache.select(trajs)
     for traj in trajs:
         traj.seen = len(traj.ids)
-    return logp.repeat_interleave(N, 0)
+    return logp.repeat_interleave(cache.copies, 0)
 
 
 # ---------------------------------------------------------------------------------------- passes over a batch
@@ -1018,7 +1024,7 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
-def pay_for_truth(turn, env, cfg):
+def note_claims(turn, env, cfg):
     """Notes what the thought claims, for the log; --truth-reward: pays for every true claim, charges every false one."""
     turn["claims"] = envs.claims(env, turn["answer"].split("</think>")[0])
     for _, is_true in turn["claims"]:

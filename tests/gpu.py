@@ -119,11 +119,11 @@ def profile(args, steps=10):
     models = rm.load_models(cfg)
     trajs = [rm.begin(cfg.env, 300 + group, noise, group, models.tok, cfg)
              for group in range(cfg.prompts) for noise in range(cfg.rollouts)]
-    cache = rm.KVCache(cfg.prompts, cfg.device)
+    cache = rm.KVCache(cfg.prompts, cfg.device, cfg.rollouts)
     generator = torch.Generator(cfg.device).manual_seed(0)
 
     def step():
-        rm.sample(trajs, rm.next_token_logp(models.policy, cache, trajs, cfg.rollouts, 1.0), generator, greedy=False)
+        rm.sample(trajs, rm.next_token_logp(models.policy, cache, trajs, 1.0), generator, greedy=False)
     with torch.no_grad(), rm.autocast:
         step()
         step()

@@ -54,9 +54,9 @@ def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatc
         begun.append(begin(*args))
         return begun[-1]
 
-    def spy_next(policy, cache, trajs, N, temperature):  # the next tokens are for these
+    def spy_next(policy, cache, trajs, temperature):  # the next tokens are for these
         readers[:] = trajs
-        return real_next(policy, cache, trajs, N, temperature)
+        return real_next(policy, cache, trajs, temperature)
 
     def spy_multinomial(*args, **kwargs):
         ids = multinomial(*args, **kwargs)
