@@ -7,7 +7,7 @@
 of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every world is a
 pure function of state and action (and of its level), from which `step` merely samples:
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first what the player intends
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one without a slip
 
 The same function gives `yardsticks`, the exact success of random and of optimal play, beside which this project prints
 every measured success, and `solve`, a shortest solution (the embedded model was taught with it).
@@ -36,7 +36,7 @@ EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others traini
 WRITABLE = (*MOVES, "Teacher", "Engineer", "Librarian", "Trader")  # actions that the embedded model was taught
 NUMBER = (int, float, np.generic)
 MOST_STATES = 20_000  # of a level: more would take hours
-TRIES = 1000  # to draw a level that is solvable and on the right side
+TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
 
 
 class UserError(Exception):
@@ -186,8 +186,8 @@ class Sokoban(Env):
     def draw(rng, size, boxes):
         """Carve a room, put the boxes on the targets, then walk *backwards*. Layer 0: all solved states, with the player
         anywhere. Layer k: all states that need k actions to be solved, and no fewer (those of earlier layers are taken
-        out). Draw k, then a state of layer k. One box: k = 1 to 8, which gives a median of 3 to 4 actions, as in
-        gym-sokoban; two boxes: 4 to 16, so that most often both must be moved."""
+        out). Draw k, then a state of layer k. One box: k = 1 to 8; many rooms have no deep layer and are drawn again,
+        so that the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16: most often both must be moved."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:  # no room to push anything
             return None
@@ -403,11 +403,9 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     the new V[s] is the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the
     state before every action.
 
-    Bandit:        start  Teacher (sure)  Engineer (risky)
-        V          0      0               1                     won is who pulled the risky arm
-        Q[start]          0               1
-        new V      0.5    0               1                     random: the mean of Q;  the best player: 1, its maximum
-    """
+    Bandit, one action: at first V[start] = 0, V[Teacher] = 0, V[Engineer] = 1, since the risky arm counts as won.
+    Q[start, pull Teacher] = V[Teacher] = 0 and Q[start, pull Engineer] = V[Engineer] = 1. So the new V[start] is 0.5 for
+    the random player, their mean, and 1 for the best one, their maximum."""
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]

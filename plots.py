@@ -262,6 +262,7 @@ WINDOW = 5  # iterations of which success is the mean, or one lucky rollout woul
 LOST = 10  # iterations below half of the best success: a loss, not a dip
 SPIKE = 5  # times the usual value: a spike, not noise
 BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
+HEALTHY = 5  # fewer of them are no range
 
 
 def means(y, n):  # each value's with the n - 1 after it
@@ -291,7 +292,7 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
     outside, or where one is above SPIKE times the median of the BEFORE values that precede it."""
     end = np.searchsorted(x, best, side="right")
     healthy = y[max(0, end - BEFORE):end]
-    if len(healthy) < 5:  # the best came too early: there is no healthy range to leave
+    if len(healthy) < HEALTHY:  # the best came too early: there is no range to leave
         return None
     margin = (healthy.max() - healthy.min()) / 2
     outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)

@@ -5,11 +5,11 @@
         R       = returns(trajs)            the sum of each episode's rewards                      eq. 2
         kept    = uncertainty_filter(R)     the initial states whose N returns differ most         eq. 7
         batch   = compute_advantages(...)   how much better than expected was every token?         eq. 5 (GRPO)
-        update(batch)                       tokens that were better become likelier                eq. 4, 6
+        update(batch)                       one or more gradient steps: better tokens grow likelier  eq. 4, 6
 
 Words
     prompt      an initial state of the world, as text; P of them in an iteration (--prompts)
-    group       the N episodes that start from one prompt (--rollouts)
+    group       the N episodes that start from one prompt (--rollouts, the paper's word for episodes)
     rollout     playing all of these P*N = B episodes with the present model
     trajectory  one episode as a sequence of tokens: message, answer, message, answer, ...
     turn        one message of the environment and one answer of the model
@@ -18,7 +18,7 @@ Words
     return      R(tau): the sum of the rewards of all turns of a trajectory
     advantage   how much better than expected things went after a token (GRPO: in its whole episode)
     ratio       a token's probability now, divided by its probability when it was sampled
-    update      one gradient step, on E = 32 trajectories
+    update      one gradient step, on E = 32 trajectories (the function `update` makes all those of an iteration)
     iteration   one rollout and all updates that are made with it
     policy      pi, the language model as a player; pi_old: pi at the last rollout, of which only old_logp is kept
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
@@ -28,7 +28,7 @@ Part 1 is the method, in the order in which one would lecture. Its last function
 `iterate` plays, `learn` is the other four lines. Part 2 is the engine room (memory, speed, files): skip it on first
 reading. Part 3 is the command line; `cfg` is the Config there.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
-model wrote, b rows of a pass, V words of the vocabulary.
+model wrote, b rows of a pass, V words of the vocabulary. B is P*N after the rollout, less after the filter.
 """
 import contextlib
 import copy
@@ -123,8 +123,8 @@ def encode(tok, no_think, text, after_answer):  # -> ids
     render a little conversation with a dummy answer, (seam), and keep what comes behind it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept
-    What is kept begins with the token that ends an answer. If the model has written that itself, `take_turn` drops it
-    here; if its answer was cut off, it stays, and belongs to the message.
+    What is kept begins with the token that ends an answer. If the model has written that token itself, `take_turn` drops
+    it from the message. If the answer was cut off, or ended with another token, it stays there.
     """
     chat = [{"role": "user", "content": text}]
     if after_answer:
@@ -215,7 +215,7 @@ def take_turn(traj, tok, cfg, ends):
         whole = "<think></think>" + text  # parse_answer wants a thought
     actions = parse_answer(whole, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
-    note_claims(turn, env, cfg)  # an extra, not in the paper: is the thought true? It pays 0 by default
+    turn["claims"] = envs.claims(env, text.partition("</think>")[0])  # an extra, for the log: is the thought true?
     if not turn["valid"]:
         turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
@@ -225,11 +225,13 @@ def take_turn(traj, tok, cfg, ends):
         turn["reward"] += reward
         traj.actions_left -= 1
         traj.success = info["success"]
+    told = turn["reward"]  # in the next message
+    turn["reward"] += pay_for_truth(turn, cfg)  # by default 0
     traj.turns.append(turn)
     traj.reward[-1] = turn["reward"]
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
-        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, turn["reward"]), after_answer=True)
+        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, told), after_answer=True)
         if answer[-1] == ends[0]:  # the model wrote it, so it is trained, and must not stand there twice
             following = following[1:]
         traj.add_message(following)
@@ -301,10 +303,12 @@ def answer_is_complete(traj, ends, cfg):
 #  4. A token that pi_old sampled counts as if pi had, if it is multiplied by ratio = pi / pi_old (importance sampling):
 #     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
-#     it is not quite: the ratio mends the choice of one token, but not that the text before it was pi_old's, too. That
-#     matters little as long as pi is near pi_old, which is what clipping is for (`policy_loss`).
-# Whatever does more to A than subtracting, or more to R, needs a reason of its own. Three functions below do: each says
-# there what it costs (`uncertainty_filter`, `grpo_advantages`, `add_ppo_advantages`).
+#     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
+#     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
+# What the program does beyond this proof, with its reason, and its price where it has one:
+#     uncertainty_filter       trains on some prompts only          add_ppo_advantages    whitening
+#     grpo_advantages          divides by the group's std           policy_loss           clip, min; entropy bonus
+#     compute_advantages       a KL penalty in the reward           gradient_step         the mean over all tokens
 # (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
 
 
@@ -317,11 +321,12 @@ def returns(trajs, cfg):  # -> (P,N)
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """Against the Echo Trap (README), eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U,
-    at least one. Where the N returns are all alike there is nothing to learn from; where they differ, the policy does
-    not know its way yet.
+    at least one. Where the N returns are all alike there is little to learn from (for GRPO nothing); where they differ,
+    the policy does not know its way yet.
 
-    What it costs: the mean return of *all* prompts is no longer what is improved. And U cannot tell luck from not
-    knowing: it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there.
+    What it costs: the mean return of *all* prompts is no longer what is improved. U cannot tell luck from not knowing:
+    it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
+    by the very returns that are then trained on: of groups that differ in luck alone, the lucky are kept.
 
     NOTE: R is raw. If each group were divided by its std first (`grpo_advantages`), all U would be alike."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
@@ -422,9 +427,10 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper) makes updates independent of the scale of rewards. Everything in the
-    # batch is divided by the *same* number: that changes how long the gradient is, not which token is preferred. (eq. 5
-    # divides each group by its own, and that does change preferences.)
+    # Whitening (released code, not in the paper) makes the loss independent of the scale of rewards: the entropy bonus
+    # and MAX_GRAD_NORM then mean the same in every world. To subtract a mean is step 2 again; and all of the batch is
+    # divided by the *same* number, which changes how long the gradient is, not which token is preferred. (eq. 5 divides
+    # each group by its own, and that does change preferences.)
     # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
@@ -449,7 +455,7 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 # which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus (released code) pays
+    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus pays
     a little for undecided choices, so that the policy keeps trying several things."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
@@ -1024,11 +1030,12 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
-def note_claims(turn, env, cfg):
-    """Notes what the thought claims, for the log; --truth-reward: pays for every true claim, charges every false one."""
-    turn["claims"] = envs.claims(env, turn["answer"].split("</think>")[0])
-    for _, is_true in turn["claims"]:
-        turn["reward"] += cfg.truth_reward if is_true else -cfg.truth_reward
+def pay_for_truth(turn, cfg):
+    """--truth-reward: so much for every true claim of the thought, and as much taken for every false one. No message
+    tells the model of it: it would know from that which of its claims were true."""
+    true = sum(is_true for _, is_true in turn["claims"])
+    false = len(turn["claims"]) - true
+    return cfg.truth_reward * (true - false)
 
 
 def fits(turn):

@@ -48,15 +48,17 @@ def above_random(config, rows, metric):  # at the end
 
 
 def held(config, rows, metric):
-    """The share of the planned iterations before success was lost (plots.onset); 1: it was not."""
+    """The share of the planned iterations before success was lost (plots.onset); 1: it was not. A run that loses what it
+    could do before training, and never learns, counts as lost."""
     _, lost_at, _ = plots.anatomy(config, rows)
     return 1.0 if lost_at is None else lost_at / config["iterations"]
 
 
 def warned(config, rows, metric):
-    """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost."""
-    _, lost_at, left = plots.anatomy(config, rows)
-    if lost_at is None:
+    """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost, or
+    its best was so early that there is no earlier range."""
+    best, lost_at, left = plots.anatomy(config, rows)
+    if lost_at is None or best < plots.HEALTHY:
         return math.nan
     left_at = left.get(metric)
     return float(left_at is not None and lost_at - left_at >= 3)
@@ -90,7 +92,9 @@ def lowest(config, rows, metric, since):  # the lowest mean of ten iterations in
 
 
 def largest_jump(config, rows, since):
-    """The longest gradient of an iteration over the median, of the 20 iterations before, of their mean lengths."""
+    """A gradient of one update over what is usual for one: the longest of an iteration over the median, of the 20
+    iterations before, of their mean lengths. (The lengths of single updates are not in the log; their median is below
+    their mean.) A weak condition: healthy runs meet it, too."""
     iterations, longest = plots.series(config, rows, "grad_norm_max")
     _, means = plots.series(config, rows, "grad_norm")
     jumps = [0.0]
@@ -241,7 +245,7 @@ def holm(ps):  # -> corrected in the order of the rows
 def verdict(claim, p, *samples):  # p: corrected
     kind, bound, margin = claim["kind"], claim["bound"], claim.get("margin", 0)
     if p >= 0.05:
-        return f"open: would need {seeds_needed(bound, *samples)}"
+        return f"open: would need {seeds_needed(claim, *samples)}"
     mean = mean_of(*samples)
     if kind == "same":
         return f"no difference within {bound:g}" if abs(mean) < bound else "contradicted"
@@ -250,13 +254,17 @@ def verdict(claim, p, *samples):  # p: corrected
     return "holds" if mean > bound else "contradicted"
 
 
-def seeds_needed(bound, *samples):
-    """For 80% power at 5%, if mean and spread are as seen; Holm's correction would ask for more."""
-    if min(map(len, samples)) < 2:
+def seeds_needed(claim, *samples):
+    """Of each method, for 80% power at 5%, if means and spreads are as seen; Holm's correction would ask for more."""
+    seeds = min(map(len, samples))
+    if seeds < 2:
         return "more seeds"
-    distance = abs(abs(mean_of(*samples)) - bound)
+    mean = mean_of(*samples)
     spread = math.sqrt(sum(values.var(ddof=1) for values in samples))
+    limit = claim["bound"]
+    distance = abs(abs(mean) - limit) if claim["kind"] == "same" else abs(mean - limit)
+    distance = max(distance, claim.get("margin", 0) - abs(mean))  # whichever answer is the easier one
     if spread == 0 or distance < spread / 10:
         return "more than 1,000 seeds" if spread else "more seeds"
     n = math.ceil((2.8 * spread / distance) ** 2)
-    return f"about {max(n, len(samples[0]) + 1)} seeds"
+    return f"about {max(n, seeds + 1)} seeds"

@@ -104,7 +104,10 @@ def test_no_answer_is_wrong_more_often_than_it_may():
 def test_seeds_needed_for_80_percent_power():
     """Mean 0.1, spread 0.1 (so one seed is one spread from 0): the textbook's 2.8^2 = 7.84, rounded up."""
     d = np.array([0.0, 0.1, 0.2])
-    assert ledger.seeds_needed(0, d) == "about 8 seeds"
+    assert ledger.seeds_needed({"kind": "more", "bound": 0}, d) == "about 8 seeds"
+    near = np.array([0.0, 0.01, -0.01])  # nothing to show that it is more, but soon that it is within 0.05: 2.8^2 / 25
+    assert ledger.seeds_needed({"kind": "more", "bound": 0, "margin": 0.05}, near) == "about 4 seeds"
+    assert ledger.seeds_needed({"kind": "more", "bound": 0}, near) == "more than 1,000 seeds"
 
 
 # -------------------------------------------------------------------------------------- measures

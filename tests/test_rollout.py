@@ -241,7 +241,7 @@ def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
 
 
 @pytest.mark.parametrize("truth_reward", [0.0, 0.5])
-def test_true_claims_may_be_rewarded(cfg, play, truth_reward):
+def test_true_claims_may_be_rewarded(cfg, play, tok, truth_reward):
     """One true and two false claims about a goal, then no move: 0.5 less; an answer that is not valid pays its penalty, too."""
     cfg.truth_reward = truth_reward
     cfg.max_turns, cfg.max_new_tokens = 1, 60
@@ -254,3 +254,8 @@ def test_true_claims_may_be_rewarded(cfg, play, truth_reward):
         won = float(traj.success)
         assert traj.R == pytest.approx(won + penalty - truth_reward)
         assert [is_true for _, is_true in traj.turns[0]["claims"]] == [True, False, False]
+    cfg.max_turns = 2
+    traj, = play([thought, thought], "frozenlake", [300], cfg)
+    told = rm.encode(tok, False, rm.message(env, cfg, cfg.max_actions, -0.1), after_answer=True)[1:]
+    assert traj.turns[0]["reward"] == pytest.approx(-0.1 - truth_reward)
+    assert told in [traj.ids[i:i + len(told)] for i in range(len(traj.ids))], "no message says what truth has paid"
