@@ -1,6 +1,7 @@
 """A world of your own: copy this file and change it. What `python envs.py check FILE:Class` does not tell you:
 
 - A state is a word, a number or a tuple of them. What stays fixed in an episode is in self.level.
+- Whether the episode is over must follow from the next state alone.
 - Where `draw` returns None (not solvable, say) it is asked again.
 - Unless `split` is False, a quarter of the levels is held out for evaluation.
 - tiny writes only the actions Up, Down, Left, Right, Teacher, Engineer, Librarian, Trader; all words that its vocabulary
