@@ -319,7 +319,7 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
                 ends.append(success[-1])
             low, high = envs.interval(np.mean(ends), config["eval_prompts"])
             random, optimal = yardsticks(config["env"], config)
-            after = f"{np.mean(ends):.2f} [{low:.2f}, {high:.2f}], seeds {min(ends):.2f} to {max(ends):.2f}"
+            after = f"{np.mean(ends):.2f} [{low:.2f}, {high:.2f}]"
             lines.append(f"- {world.split(',')[0]} ({method}): {success[0]:.2f} -> {after}; random {random:.2f}, "
                          f"optimal {optimal:.2f}")
     return "\n".join(lines)
