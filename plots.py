@@ -208,7 +208,8 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
         if list(lines) != shown:  # the same lines as in the panel before need no second legend
             ax.legend(title=band_of(metric, lines))
         shown = list(lines)
-    fig.suptitle(f"{title}, by iteration (of P prompts); moving averages, but evaluations as measured", fontsize=11)
+    fig.suptitle(title, fontsize=11)
+    fig.supxlabel("An iteration has P prompts. Moving averages; evaluations, seconds and counts as measured", fontsize=9)
     fig.savefig(out, dpi=90)
     return out
 

@@ -210,10 +210,8 @@ def take_turn(traj, tok, cfg, ends):
     ended = answer[-1] in ends  # else it was cut off at max_new_tokens
     written = answer[:-1] if ended else answer
     text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
-    whole = text
-    if cfg.no_think:
-        whole = "<think></think>" + text  # parse_answer wants a thought
-    actions = parse_answer(whole, env.actions, cfg.max_actions_per_turn)
+    missing = "<think></think>" if cfg.no_think else ""  # parse_answer wants a thought
+    actions = parse_answer(missing + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
     turn["claims"] = envs.claims(env, text.partition("</think>")[0])  # an extra, for the log: is the thought true?
     if not turn["valid"]:
