@@ -130,7 +130,7 @@ def tail(t, df):
 
 def bisect(function, low, high):  # where a monotonous function changes its sign
     sign = function(low) > 0
-    for _ in range(60):
+    for _ in range(35):  # to a 3e-10th of the range
         middle = (low + high) / 2
         if (function(middle) > 0) == sign:
             low = middle
