@@ -209,7 +209,7 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
             ax.legend(title=band_of(metric, lines))
         shown = list(lines)
     fig.suptitle(title, fontsize=11)
-    fig.supxlabel("An iteration has P prompts. Moving averages; evaluations, seconds and counts as measured", fontsize=9)
+    fig.supxlabel("Moving averages; evaluations (dots) as measured", fontsize=9)
     fig.savefig(out, dpi=90)
     return out
 
@@ -266,7 +266,7 @@ BEFORE = 20  # iterations up to the best one: their values are the range of the 
 HEALTHY = 5  # fewer of them are no range
 
 
-def means(y, n):  # each value's with the n - 1 after it
+def means(y, n):  # of each value and the n - 1 after it
     return np.convolve(y, np.ones(n) / n, "valid")
 
 

@@ -551,7 +551,8 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
     if cfg.mi_every and i % cfg.mi_every == 0:
         row["mutual_information"] = mutual_information(trajs, models, cfg)
 
-    trained, steps = [], []
+    trained = []
+    steps = []
     clock = time.perf_counter()
     for first in range(0, len(seeds), cfg.prompts):  # once; with --online-k, k slices of P prompts (Fig. 10)
         part = trajs[first * cfg.rollouts:(first + cfg.prompts) * cfg.rollouts]
@@ -566,10 +567,12 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
 
 def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
     R = returns(trajs, cfg)  # (P,N)
-    kept = uncertainty_filter(R, cfg.keep)
+    kept = uncertainty_filter(R, cfg.keep).tolist()
     if nothing_to_compare(R[kept], cfg):
         return [], {}, []
-    chosen = [traj for place, traj in enumerate(trajs) if place // cfg.rollouts in kept.tolist()]
+    chosen = []
+    for group in kept:
+        chosen += trajs[group * cfg.rollouts:(group + 1) * cfg.rollouts]
     batch = compute_advantages(chosen, models, cfg)
     return chosen, batch, update(batch, models, cfg, seed)
 

@@ -144,26 +144,34 @@ def quantile(df):  # Student's t is farther from 0 in 5% of cases
     return bisect(lambda t: tail(t, df) - 0.05, 0, 100)
 
 
-def estimate(ours, theirs=None):  # values by seed -> mean (or difference of means), its standard error, df
+# `samples` are the values by seed of a claim's methods: [ours] or [ours, theirs]
+def mean_of(samples):  # or the difference of two means
+    means = [values.mean() for values in samples]
+    if len(means) == 1:
+        return means[0]
+    return means[0] - means[1]
+
+
+def estimate(samples):  # -> mean (or difference of means), its standard error, degrees of freedom
     """Two methods: Welch's. Their seeds share the first model and the levels, but no dice: there is nothing to pair,
-    their spreads may differ, and one may have more seeds."""
-    n = len(ours)
-    square = ours.var(ddof=1) / n
-    if theirs is None:
-        return ours.mean(), math.sqrt(square), n - 1
-    m = len(theirs)
-    other = theirs.var(ddof=1) / m
-    difference = ours.mean() - theirs.mean()
-    if square + other == 0:
-        return difference, 0.0, n + m - 2
-    df = (square + other) ** 2 / (square ** 2 / (n - 1) + other ** 2 / (m - 1))
-    return difference, math.sqrt(square + other), df
+    their spreads may differ, and one may have more seeds. (With one method the formula gives n - 1.)"""
+    squares = np.array([values.var(ddof=1) / len(values) for values in samples])  # of the errors of the means
+    each_df = np.array([len(values) - 1 for values in samples])
+    square = squares.sum()
+    df = each_df.sum()
+    if square > 0:
+        df = square ** 2 / (squares ** 2 / each_df).sum()
+    return mean_of(samples), math.sqrt(square), df
 
 
-def interval(*samples):  # -> 95% interval of the mean, or of the difference of two
-    if min(map(len, samples)) < 2:
+def fewest(samples):
+    return min(len(values) for values in samples)
+
+
+def interval(samples):  # -> 95% interval of the mean, or of the difference of two
+    if fewest(samples) < 2:
         return -math.inf, math.inf
-    mean, error, df = estimate(*samples)
+    mean, error, df = estimate(samples)
     half = quantile(df) * error
     return mean - half, mean + half
 
@@ -181,55 +189,59 @@ def exact_interval(k, n):  # 95%, of a share of which k of n were seen (Clopper 
     return low, high
 
 
-def interval_of(kind, *samples):
+def interval_of(kind, samples):
     if kind == "often":
-        d, = samples
-        return exact_interval(int(d.sum()), len(d))
-    return interval(*samples)
+        return exact_interval(int(samples[0].sum()), len(samples[0]))
+    return interval(samples)
 
 
-def p_value(bound, *samples):
+def p_value(bound, samples):
     """Two-sided: how likely is a mean that far from the bound, if the bound is the truth? Where all seeds are alike there
     is no variance to go by, and what remains is that all of them lie on one side."""
-    if min(map(len, samples)) < 2:
+    if fewest(samples) < 2:
         return 1.0
-    mean, error, df = estimate(*samples)
+    mean, error, df = estimate(samples)
     if error > 1e-9:
         return tail((mean - bound) / error, df)
     if abs(mean - bound) < 1e-9:
         return 1.0
-    ways = 2 ** len(samples[0])  # of so many signs, or of so many divisions into two methods, two are as extreme
-    if len(samples) == 2:
-        ways = math.comb(len(samples[0]) + len(samples[1]), len(samples[0]))
+    sizes = [len(values) for values in samples]
+    ways = 2 ** sizes[0]  # of so many signs, or of so many divisions into two methods, two are as extreme
+    if len(sizes) == 2:
+        ways = math.comb(sum(sizes), sizes[0])
     return 2 / ways
 
 
-def p_alike(margin, *samples):
+def p_often(bound, d):  # did a thing happen in more, or in less, than this share of the seeds?
+    k, n = int(d.sum()), len(d)
+    above = at_least(k, n, bound)
+    below = at_least(n - k, n, 1 - bound)
+    return min(1.0, 2 * min(above, below))
+
+
+def p_within(margin, samples):
     """That the truth is inside -margin..margin: above the one and below the other, the worse of the two."""
-    if abs(mean_of(*samples)) >= margin:
+    if abs(mean_of(samples)) >= margin:
         return 1.0
-    return max(p_value(-margin, *samples), p_value(margin, *samples))
+    return max(p_value(-margin, samples), p_value(margin, samples))
 
 
-def p_of(claim, *samples):
-    """With a margin: of the answer that is the surer one. Both answers are right whenever the interval holds the truth,
-    so that asking for two costs nothing."""
-    bound = claim["bound"]
+def judge(claim, samples):  # -> the answer that the seeds speak for, and its p before any correction
+    """With a margin there are three answers, and the surest is given. All of them are right whenever the interval holds
+    the truth, so that asking for more than one costs nothing."""
+    bound, margin = claim["bound"], claim.get("margin", 0)
+    mean = mean_of(samples)
+    answer = "holds" if mean > bound else "contradicted"
     if claim["kind"] == "often":
-        d, = samples
-        k, n = int(d.sum()), len(d)
-        above, below = at_least(k, n, bound), at_least(n - k, n, 1 - bound)
-        return min(1.0, 2 * min(above, below))
+        return answer, p_often(bound, samples[0])
+    if claim["kind"] == "same" and abs(mean) >= bound:
+        return "contradicted", p_value(math.copysign(bound, mean), samples)
     if claim["kind"] == "same":
-        outside = p_value(math.copysign(bound, mean_of(*samples)), *samples)
-        return p_alike(bound, *samples) if abs(mean_of(*samples)) < bound else outside
-    return min(p_value(bound, *samples), p_alike(claim.get("margin", 0), *samples))
-
-
-def mean_of(ours, theirs=None):
-    if theirs is None:
-        return ours.mean()
-    return ours.mean() - theirs.mean()
+        return f"no difference within {bound:g}", p_within(bound, samples)
+    p, p_alike = p_value(bound, samples), p_within(margin, samples)
+    if p_alike < p:
+        return f"no difference within {margin:g}", p_alike
+    return answer, p
 
 
 def holm(ps):  # -> corrected in the order of the rows
@@ -242,29 +254,26 @@ def holm(ps):  # -> corrected in the order of the rows
     return corrected
 
 
-def verdict(claim, p, *samples):  # p: corrected
-    kind, bound, margin = claim["kind"], claim["bound"], claim.get("margin", 0)
-    if p >= 0.05:
-        return f"open: would need {seeds_needed(claim, *samples)}"
-    mean = mean_of(*samples)
-    if kind == "same":
-        return f"no difference within {bound:g}" if abs(mean) < bound else "contradicted"
-    if margin and p_alike(margin, *samples) < p_value(bound, *samples):
-        return f"no difference within {margin:g}"
-    return "holds" if mean > bound else "contradicted"
+def verdict(claim, answer, p, samples):  # p: corrected
+    if p < 0.05:
+        return answer
+    return f"open: would need {seeds_needed(claim, samples)}"
 
 
-def seeds_needed(claim, *samples):
+def seeds_needed(claim, samples):
     """Of each method, for 80% power at 5%, if means and spreads are as seen; Holm's correction would ask for more."""
-    seeds = min(map(len, samples))
+    seeds = fewest(samples)
     if seeds < 2:
         return "more seeds"
-    mean = mean_of(*samples)
+    mean = mean_of(samples)
     spread = math.sqrt(sum(values.var(ddof=1) for values in samples))
-    limit = claim["bound"]
-    distance = abs(abs(mean) - limit) if claim["kind"] == "same" else abs(mean - limit)
+    distance = abs(mean - claim["bound"])
+    if claim["kind"] == "same":
+        distance = abs(abs(mean) - claim["bound"])
     distance = max(distance, claim.get("margin", 0) - abs(mean))  # whichever answer is the easier one
-    if spread == 0 or distance < spread / 10:
-        return "more than 1,000 seeds" if spread else "more seeds"
+    if spread == 0:
+        return "more seeds"
+    if distance < spread / 10:
+        return "more than 1,000 seeds"
     n = math.ceil((2.8 * spread / distance) ** 2)
     return f"about {max(n, seeds + 1)} seeds"

@@ -349,18 +349,19 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
         except UserError:
             missing.append(claim["says"])
     need(asked, "no claim has its runs: add --run")
-    ps = [ledger.p_of(claim, *samples) for claim, samples in zip(asked, values)]
+    judged = [ledger.judge(claim, samples) for claim, samples in zip(asked, values)]
+    corrected = ledger.holm([p for _, p in judged])
     lines = []
-    for claim, samples, corrected in zip(asked, values, ledger.holm(ps)):
-        low, high = ledger.interval_of(claim["kind"], *samples)
+    for claim, samples, (answer, _), p in zip(asked, values, judged, corrected):
+        low, high = ledger.interval_of(claim["kind"], samples)
         compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
         bound = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
         measure = f"{claim['measure']} {claim.get('metric', '')}".strip()
         question = f"{measure}: {compared} {bound.format(claim['bound'])}"
         seeds = ", ".join(str(len(values_of_one)) for values_of_one in samples)
-        value = f"{ledger.mean_of(*samples):.2f} [{low:.2f}, {high:.2f}]"
-        verdict = ledger.verdict(claim, corrected, *samples)
-        lines.append([claim["source"], claim["says"], question, seeds, value, f"{corrected:.3f}", verdict])
+        value = f"{ledger.mean_of(samples):.2f} [{low:.2f}, {high:.2f}]"
+        verdict = ledger.verdict(claim, answer, p, samples)
+        lines.append([claim["source"], claim["says"], question, seeds, value, f"{p:.3f}", verdict])
     page = markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
     if missing:
         page += f"\n\nWithout runs yet: {'; '.join(missing)}."
