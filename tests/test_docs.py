@@ -150,14 +150,14 @@ def test_readme_findings_are_those_of_the_ledger():
     for interval in intervals:
         assert interval in page, interval
     for label, method in (("PPO", "PPO"), ("PPO, Adam with beta2 = 0.9", "PPO, Adam beta2 0.9"), ("StarPO-S", "StarPO-S"),
-                          ("StarPO-S of 32 prompts", "StarPO-S of 32"), ("random quarter instead of the filter", "random quarter")):
+                          ("StarPO-S of 32 prompts", "StarPO-S of 32"), ("random quarter, no filter", "random quarter")):
         runs = paper.runs_of("trap", method, args)
         k = int(sum(ledger.lost(*run, None) for run in runs))
         low, high = ledger.exact_interval(k, len(runs))
         row = re.search(rf"^\|{label}\|\d+\|(.*)", section, re.M)[1]
         assert row.replace("seeds ", "").startswith(f"{k} of {len(runs)} [{low:.2f}, {high:.2f}]"), label
     runs = paper.runs_of("trap", "PPO", args)
-    for signal, said in (("reward_std", "it did in {} of {} seeds"), ("grad_norm_max", "The gradient did in {}")):
+    for signal, said in (("reward_std", "it warned in {} of {} seeds"), ("grad_norm_max", "the gradient in {}")):
         warned = [ledger.warned(*run, signal) for run in runs]
         known = [x for x in warned if x == x]  # the others are nan
         assert said.format(int(sum(known)), len(known)) in section
