@@ -306,22 +306,27 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
     return None
 
 
-def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
+def best_and_loss(config, rows):  # -> iteration of the best success, of its loss (or None)
     iterations, success = series(config, rows, "success")
     success = as_it_stays(success, rows)
     smooth = means(success, WINDOW)  # smooth[i] is the mean of success[i], ..., success[i + WINDOW - 1]
     peak = smooth.argmax()
-    lost_at = None
     first = onset(smooth, peak)
-    if first is not None:  # smooth[first] is low because of what follows: go on to the first iteration that is low itself
-        low = success[first:] < smooth[peak] / 2
-        lost_at = iterations[first + low.argmax()]
+    if first is None:
+        return iterations[peak], None
+    # smooth[first] is low because of what follows: go on to the first iteration that is low itself
+    low = success[first:] < smooth[peak] / 2
+    return iterations[peak], iterations[first + low.argmax()]
+
+
+def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
+    best, lost_at = best_and_loss(config, rows)
     left = {}
     for name in ANATOMY:
         x, y = series(config, rows, name)
         if len(x) >= BEFORE:
-            left[name] = leaves_its_range(x, y, iterations[peak])
-    return iterations[peak], lost_at, left
+            left[name] = leaves_its_range(x, y, best)
+    return best, lost_at, left
 
 
 def collapse(folder):  # -> Path of the picture
@@ -333,7 +338,7 @@ def collapse(folder):  # -> Path of the picture
 
 def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
     iterations, _ = series(config, rows, "success")
-    _, lost_at, _ = anatomy(config, rows)
+    _, lost_at = best_and_loss(config, rows)
     if lost_at is None:
         return iterations, np.ones(len(iterations))
     return iterations, (iterations < lost_at).astype(float)

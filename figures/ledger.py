@@ -48,9 +48,9 @@ def above_random(config, rows, metric):  # at the end
 
 
 def held(config, rows, metric):
-    """The share of the planned iterations before success was lost (plots.onset); 1: it was not. A run that loses what it
-    could do before training, and never learns, counts as lost."""
-    _, lost_at, _ = plots.anatomy(config, rows)
+    """The share of the planned iterations before success was lost; 1: it was not. A run that loses what it could do before
+    training, and never learns, counts as lost."""
+    _, lost_at = plots.best_and_loss(config, rows)
     return 1.0 if lost_at is None else lost_at / config["iterations"]
 
 
@@ -65,7 +65,8 @@ def warned(config, rows, metric):
 
 
 def lost(config, rows, metric):
-    return float(plots.anatomy(config, rows)[1] is not None)
+    _, lost_at = plots.best_and_loss(config, rows)
+    return float(lost_at is not None)
 
 
 def trapped(config, rows, metric):
