@@ -48,8 +48,8 @@ def above_random(config, rows, metric):  # at the end
 
 
 def held(config, rows, metric):
-    """The share of the planned iterations before success was lost; 1: it was not. A run that loses what it could do before
-    training, and never learns, counts as lost."""
+    """The share of the planned iterations before success was lost; 1: it was not. A run that loses what it could do
+    before training, and never learns, counts as lost."""
     _, lost_at = plots.best_and_loss(config, rows)
     return 1.0 if lost_at is None else lost_at / config["iterations"]
 
@@ -245,11 +245,13 @@ def judge(claim, samples):  # -> the answer that the seeds speak for, and its p 
     return answer, p
 
 
-def holm(ps):  # -> corrected in the order of the rows
+def holm(ps, looks):  # -> corrected in the order of the rows
+    """Whoever looks at the results, adds seeds where nothing is decided yet, and looks again, has two chances to err:
+    each p counts `looks` times (Bonferroni)."""
     corrected = np.zeros(len(ps))
     worst = 0.0
     for rank, row in enumerate(np.argsort(ps, kind="stable")):
-        p = (len(ps) - rank) * ps[row]
+        p = looks * (len(ps) - rank) * ps[row]
         worst = max(worst, min(1.0, p))
         corrected[row] = worst
     return corrected

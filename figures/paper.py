@@ -350,7 +350,7 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
             missing.append(claim["says"])
     need(asked, "no claim has its runs: add --run")
     judged = [ledger.judge(claim, samples) for claim, samples in zip(asked, values)]
-    corrected = ledger.holm([p for _, p in judged])
+    corrected = ledger.holm([p for _, p in judged], PAPER["looks"])
     lines = []
     for claim, samples, (answer, _), p in zip(asked, values, judged, corrected):
         low, high = ledger.interval_of(claim["kind"], samples)

@@ -59,8 +59,9 @@ def test_two_methods():  # scipy.stats.ttest_ind(ours, theirs, equal_var=False)
 
 def test_holm_by_hand():
     """Sorted 0.01 0.02 0.03 0.04, times 4 3 2 1, never falling: 0.04 0.06 0.06 0.06."""
-    assert ledger.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert ledger.holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+    assert ledger.holm([0.04, 0.01, 0.03, 0.02], 1) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert ledger.holm([0.9, 0.8], 1) == pytest.approx([1.0, 1.0])
+    assert ledger.holm([0.01, 0.04], 2) == pytest.approx([0.04, 0.08]), "looked at twice"
 
 
 @pytest.mark.parametrize("kind, d, bound, verdict", [
@@ -200,17 +201,17 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
     measure, metric, bound, kind = claim["measure"], claim.get("metric"), claim["bound"], claim["kind"]
     scale = 0.3
     level = 0.0 if len(claim["methods"]) == 1 else 0.45
-    wobble = np.array([0.1, -0.1, 0.05, -0.05, 0.1, -0.1])
+    wobble = np.array([0.1, -0.1, 0.05, -0.05, 0.1, -0.1, 0.05, -0.05])
     wanted = {"holds": bound + scale * (1 + wobble), "contradicted": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
     if "margin" in claim:
         wanted["no difference"] = claim["margin"] / 5 * wobble
     if kind == "same":
         wanted = {"no difference": bound / 10 * wobble, "contradicted": bound + scale * (1 + wobble), "open": scale * wobble * 5}
     if kind == "often":
-        wanted = {"holds": np.ones(6), "contradicted": np.zeros(6), "open": np.arange(6) % 2}
+        wanted = {"holds": np.ones(8), "contradicted": np.zeros(8), "open": np.arange(8) % 2}
     for verdict, d in wanted.items():
         def runs_of(world, method, args, d=d):
-            values = np.full(6, level)
+            values = np.full(8, level)
             if method == claim["methods"][0]:
                 values = values + d
             return [invented(measure, metric, value) for value in values]
