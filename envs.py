@@ -75,18 +75,18 @@ def picture(size, symbols, elsewhere):
 
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
-    """The base of all worlds. A world adds four methods: `draw`, `outcomes`, `won` and `render`."""
+    """The base of all worlds. A world adds four methods:
+
+        draw(rng, *draw_args)       -> what stays fixed (a dict), the initial state; or None: draw again
+        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
+        won(state)                  -> True or False
+        render()                    -> self.state as text
+    """
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides its random generator
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # until it is reset
-
-    # An extra, no part of the method: `claims` checks what a thought says of the world
-    claim = r"\d (up|down)( and \d (left|right))?|\d (left|right)"
-
-    def facts(self):  # -> {thing: what is true of it now}
-        return {}
 
     def reset(self, seed=None, options=None):  # -> observation, info
         """Without a seed: some level that is not held out."""
@@ -133,7 +133,6 @@ class Bandit(Env):
     Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
     which is which; the seed shuffles them. Success is the better decision, the risky arm, whatever it happens to pay."""
     split = False  # there are only two levels
-    claim = "safe|risky"
 
     def __init__(self, low, high):
         self.low = low
@@ -158,9 +157,6 @@ class Bandit(Env):
     def won(self, state):
         return state == self.high
 
-    def facts(self):
-        return {self.low: "safe", self.high: "risky"}
-
     def render(self):
         if self.over:
             return f"You pulled {self.state}."
@@ -184,10 +180,15 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer 0: all solved states, with the player
-        anywhere. Layer k: all states that need k actions to be solved, and no fewer (those of earlier layers are taken
-        out). Draw k, then a state of layer k. One box: k = 1 to 8; many rooms have no deep layer and are drawn again,
-        so that the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16: most often both must be moved."""
+        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
+        be solved, and no fewer. In a corridor of four cells with the target at its right end:
+
+            layer 0    P _ _ √    _ P _ √    _ _ P √      solved
+            layer 1    _ P X O
+            layer 2    P _ X O    P X _ O
+
+        Draw k, then a state of layer k. One box: k = 1 to 8; many rooms have no deep layer and are drawn again, so that
+        the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16: most often both must be moved."""
         floor = sorted(carve(rng, size))
         if len(floor) <= 3 * boxes:  # no room to push anything
             return None
@@ -200,7 +201,7 @@ class Sokoban(Env):
             earlier = set()
             for state in layer:
                 earlier.update(undo(state, floor))
-            layer = sorted(earlier - visited)
+            layer = sorted(earlier - visited)  # without those that need fewer
             visited.update(layer)
         if not layer:  # this room has no state that needs so many
             return None
@@ -222,14 +223,6 @@ class Sokoban(Env):
 
     def won(self, state):
         return state[1] == self.level["targets"]
-
-    def facts(self):
-        player, boxes = self.state
-        targets = self.level["targets"]
-        if len(boxes) > 1:  # which one would be meant?
-            return {}
-        # the box as the player sees it, the target as seen from the box
-        return {"box": offset(player, boxes[0]), "target": offset(boxes[0], targets[0])}
 
     def render(self):
         wall, floor, target, box, box_on_target, player, player_on_target = self.symbols
@@ -320,9 +313,6 @@ class FrozenLake(Env):
 
     def won(self, state):
         return state == self.level["goal"]
-
-    def facts(self):
-        return {"goal": offset(self.state, self.level["goal"])}
 
     def render(self):
         grid = dict.fromkeys(self.level["holes"], "O")
@@ -461,17 +451,35 @@ def interval(p, n, z=1.96):
 # END OF THE FIRST READING. What follows looks at thoughts and at worlds of your own, and is the command line
 # ===========================================================================================================
 # ------------------------------------------------------------------------------------- is a thought true?
+WHERE = r"\d (up|down)( and \d (left|right))?|\d (left|right)"
+
+
+def facts(env):  # -> what a claim looks like, {thing: what is true of it now}
+    if hasattr(env, "facts"):  # a world of your own may have this method, and the attribute `claim`
+        return getattr(env, "claim", WHERE), env.facts()
+    if isinstance(env, Bandit):
+        return "safe|risky", {env.low: "safe", env.high: "risky"}
+    if isinstance(env, FrozenLake):
+        return WHERE, {"goal": offset(env.state, env.level["goal"])}
+    if isinstance(env, Sokoban):
+        player, boxes = env.state
+        targets = env.level["targets"]
+        if len(boxes) == 1:  # of several, which one would be meant? The target as seen from the box
+            return WHERE, {"box": offset(player, boxes[0]), "target": offset(boxes[0], targets[0])}
+    return WHERE, {}
+
+
 def claims(env, thought):  # -> [(what it says, is that true?), ...]
     """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
     is 2 up of it." makes two claims, the first one about the box."""
-    facts = env.facts()
+    pattern, true = facts(env)
     found = []
     for sentence in re.split("[.?!]", thought):
-        said = re.search(env.claim, sentence)
-        named = [name for name in facts if name in sentence]
+        said = re.search(pattern, sentence)
+        named = [name for name in true if name in sentence]
         if said and named:
             subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
-            found.append((said[0], said[0] == facts[subject]))
+            found.append((said[0], said[0] == true[subject]))
     return found
 
 
@@ -573,7 +581,7 @@ def check_states(name, env, most=100):
         env.state, env.over = state, over
         text = env.render()
         need(isinstance(text, str) and text.strip(), f"{name}: `render` must return text, it returned {text!r}")
-        claims(env, text)  # `facts` and `claim`, where a world has them
+        claims(env, text)  # `facts` and `claim`, if the world has them
         need("\n\n" not in text, f"{name}: `render` must return one paragraph, without an empty line: {text!r}")
         won = env.won(state)
         need(isinstance(won, (bool, np.bool_)), f"{name}: `won` must return True or False, it returned {won!r}")

@@ -104,18 +104,30 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
+    """Dead runs go on as they were, so that they count in the mean to the end. Three runs, say:
+
+        iteration         0    1    2    3    4
+        finished          .1   .3   .5   .6   .7
+        dead after 2      .1   .2   .0   .0   .0      (gradients are nan there: it makes no more updates)
+        still training    .2   .3   .4   .6              so that iterations 0 to 3 are common
+    """
     by_seed = []  # {iteration: value} of each
     for config, rows in runs:
         x, y = series(config, rows, metric)
         by_seed.append(dict(zip(x, y)))
-    everywhere = set().union(*by_seed)  # iterations that some run has
+    everywhere = sorted(set().union(*by_seed))  # iterations that some run has
     for values, (_, rows) in zip(by_seed, runs):
-        if values and "dead" in rows[-1]:  # a run that ended early because nothing could change any more stays as it was
-            end = max(values)
-            last = math.nan if metric in OF_UPDATES else values[end]
-            values.update({i: last for i in everywhere if i > end})
-    common = sorted(i for i in everywhere if all(i in values for values in by_seed))
+        if values and "dead" in rows[-1]:
+            go_on(values, everywhere, metric)
+    common = [i for i in everywhere if all(i in values for values in by_seed)]
     return common, np.array([[values[i] for i in common] for values in by_seed])
+
+
+def go_on(values, iterations, metric):  # of a dead run: {iteration: value}
+    end = max(values)
+    for i in iterations:
+        if i > end:
+            values[i] = math.nan if metric in OF_UPDATES else values[end]
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -287,10 +299,13 @@ def onset(smooth, peak):  # -> index from which on a run is lost, or None
     return None
 
 
-def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is outside its healthy range, or None
+def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal is outside its healthy range, how), or None
     """x: its iterations, y: its values, `best`: iteration of the best success. Healthy is the range of the last BEFORE
     values up to there, widened by half its width on each side. A signal has left it where three values in a row lie
-    outside, or where one is above SPIKE times the median of the BEFORE values that precede it."""
+    outside, or where one is above SPIKE times the median of the BEFORE values that precede it.
+
+    What falls while the task is learnt widens that range, and is not seen to leave it. The echo itself is often such a
+    fall (different thoughts): look at the curve."""
     end = np.searchsorted(x, best, side="right")
     healthy = y[max(0, end - BEFORE):end]
     if len(healthy) < HEALTHY:  # the best came too early: there is no range to leave
@@ -301,8 +316,10 @@ def leaves_its_range(x, y, best):  # -> the first iteration at which a signal is
         for_long = i + 3 <= len(y) and outside[i:i + 3].all()
         usual = np.median(y[max(0, i - BEFORE):i])
         spike = usual > 0 and y[i] > SPIKE * usual
-        if for_long or spike:
-            return x[i]
+        if for_long:
+            return x[i], "outside"
+        if spike:
+            return x[i], "spike"
     return None
 
 
@@ -319,7 +336,7 @@ def best_and_loss(config, rows):  # -> iteration of the best success, of its los
     return iterations[peak], iterations[first + low.argmax()]
 
 
-def anatomy(config, rows):  # -> iteration of the best success, of its loss (or None), {signal: where it left its range}
+def anatomy(config, rows):  # -> as best_and_loss, and {signal: what leaves_its_range says of it}
     best, lost_at = best_and_loss(config, rows)
     left = {}
     for name in ANATOMY:
@@ -359,7 +376,7 @@ def draw_anatomy(config, rows, out):  # -> out
         if lost_at is not None:
             ax.axvspan(lost_at, rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
         if left[name] is not None:
-            ax.axvline(left[name], color="tab:red", lw=1.5)
+            ax.axvline(left[name][0], color="tab:red", lw=1.5)
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
@@ -369,8 +386,9 @@ def draw_anatomy(config, rows, out):  # -> out
 
 
 def story(config, best, lost_at, left):  # -> the anatomy in words
-    moved = sorted((iteration, title_of(name)) for name, iteration in left.items() if iteration is not None)
-    order = ", ".join(f"{title} {iteration}" for iteration, title in moved) or "none (or the best came too early)"
+    moved = sorted((*where_and_how, title_of(name)) for name, where_and_how in left.items() if where_and_how is not None)
+    said = [f"{title} {iteration}{' (a spike)' if how == 'spike' else ''}" for iteration, how, title in moved]
+    order = ", ".join(said) or "none (or the best came too early)"
     loss = "success is not lost"
     if lost_at is not None:
         loss = f"success is lost from iteration {lost_at} on (grey)"

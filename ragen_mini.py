@@ -77,6 +77,9 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 # ===========================================================================================================
 # It borrows from part 2, so that you can skip that (other names log, save or check, and change nothing in the method):
 #     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
+#     encode, first_tag            a message in the model's chat template, as ids; behind it the first tag of the answer,
+#                                  <think>, which is given to the model and not trained
+#     ends_of_answers              the tokens that end an answer, first the template's end of turn
 #     KVCache                      what each episode has read so far; a finished answer takes no part in further passes
 #     next_token_logp              log-probs (b,V) of the token that comes next in each episode
 #     token_logps, token_values    of the model's own tokens (n,): log pi and entropy; the critic's forecast
@@ -108,32 +111,6 @@ def message(env, cfg, actions_left, reward=None):  # -> text
     else:
         head = f"Reward: {reward:.1f}\n"
     return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
-
-
-def first_tag(no_think):
-    """The answer's first tag is given to the model: it belongs to the message and is not trained."""
-    return "<answer>" if no_think else "<think>"
-
-
-@functools.lru_cache(2048)  # the episodes of a group often read the same
-def encode(tok, no_think, text, after_answer):  # -> ids
-    """`text` as a user's message in the model's chat template, then the first tag of the answer.
-
-    A later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
-    render a little conversation with a dummy answer, (seam), and keep what comes behind it:
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept
-    What is kept begins with the token that ends an answer. If the model has written that token itself, `take_turn` drops
-    it from the message. If the answer was cut off, or ended with another token, it stays there.
-    """
-    chat = [{"role": "user", "content": text}]
-    if after_answer:
-        chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
-    rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    rendered = rendered.split("(seam)")[-1]  # in the first turn there is no seam: all is kept
-    rendered = rendered.lstrip(" ")  # some templates put a blank behind the answer
-    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some open the thought, or leave an empty one
-    return tok(rendered + first_tag(no_think), add_special_tokens=False).input_ids
 
 
 def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, or None: invalid
@@ -213,7 +190,7 @@ def take_turn(traj, tok, cfg, ends):
     missing = "<think></think>" if cfg.no_think else ""  # parse_answer wants a thought
     actions = parse_answer(missing + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
-    turn["claims"] = envs.claims(env, text.partition("</think>")[0])  # an extra, for the log: is the thought true?
+    bonus = judge_thought(turn, env, cfg)  # an extra: are its claims true? For the log; it pays only with --truth-reward
     if not turn["valid"]:
         turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
@@ -224,7 +201,7 @@ def take_turn(traj, tok, cfg, ends):
         traj.actions_left -= 1
         traj.success = info["success"]
     told = turn["reward"]  # in the next message
-    turn["reward"] += pay_for_truth(turn, cfg)  # by default 0
+    turn["reward"] += bonus
     traj.turns.append(turn)
     traj.reward[-1] = turn["reward"]
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
@@ -258,7 +235,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
         for traj in live:  # everyone acts
             take_turn(traj, tok, cfg, ends)
         live = [traj for traj in live if not traj.done]  # the finished leave
-        cache.select(live)
+        cache.select(live)  # and are forgotten
     return trajs
 
 
@@ -269,14 +246,6 @@ def sample(trajs, logp, generator, greedy):  # logp (b,V): of the next token of 
     for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies.tolist()):
         traj.add_sampled(token, token_logp)
         traj.entropy += entropy
-
-
-def ends_of_answers(policy, tok, cfg):  # -> the tokens that end an answer: first the template's end of turn
-    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
-    others = policy.generation_config.eos_token_id  # a number, some numbers, or None
-    if others is None:
-        others = []
-    return [end_of_turn, *np.atleast_1d(others).tolist()]
 
 
 def answer_is_complete(traj, ends, cfg):
@@ -324,7 +293,8 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
     What it costs: the mean return of *all* prompts is no longer what is improved. U cannot tell luck from not knowing:
     it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
-    by the very returns that are then trained on: of groups that differ in luck alone, the lucky are kept.
+    by the very returns that are then trained on: of groups that differ in luck alone it keeps those in which the rarer
+    thing happened more often; where wins are rare, the lucky ones.
 
     NOTE: R is raw. If each group were divided by its std first (`grpo_advantages`), all U would be alike."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
@@ -410,7 +380,8 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # One kl_t may be negative. Their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler
         # divergence, which says how far two distributions are apart.
         # Why as a reward? A token that *leads to* later drift pays for it, too. (kl_t as a term of the loss would do
-        # nothing on average at the first update: pi_ref has no gradient, and grad log pi has mean 0, see step 2.)
+        # nothing on average at the first update: pi_ref has no gradient, and grad log pi has mean 0, see step 2. Other
+        # programs put another estimate of the divergence into the loss, whose gradient has not mean 0.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward below 0
     if cfg.algo == "ppo":
@@ -437,7 +408,8 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
     """One number for a whole episode, from its group. The KL penalty differs by token: each token bears its own and those
     of the tokens after it, as with any reward. It is added after eq. 5 has divided by the group's std, or the same drift
-    would cost more in one group than in another."""
+    would cost more in one group than in another. No forecast is subtracted from this part: it is right on average, and
+    noisy."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -453,8 +425,9 @@ def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
 # which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus pays
-    a little for undecided choices, so that the policy keeps trying several things."""
+    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus pays a little for
+    undecided choices, so that the policy keeps trying several things. Its price: the best policy for the loss is a
+    little less decided than the best one for the return."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -466,7 +439,9 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Squared error of the critic's forecast. One rollout is a small sample, so the forecast is not pulled farther than
     VALUE_CLIP from where it was. Say it was 0 and the return is 2. While it is at 0.3 both errors are alike, and pull it
     up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one, and it has no
-    gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back."""
+    gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
+
+    Its price: returns near 11, as on Sokoban, take 20 iterations and more to be forecast."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -483,7 +458,8 @@ def update(batch, models, cfg, seed):  # -> statistics of every gradient step
 
 
 def gradient_step(batch, rows, models, cfg):  # -> statistics
-    """The mean over all trained tokens of these rows (the paper prints one over trajectories), in parts that fit
+    """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
+    a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
 
     log pi, with its gradient, comes from `token_logps` in part 2. It amounts to
@@ -530,8 +506,8 @@ def self_check(trajs, policy, cfg):
     assert small, f"ratio not 1: log-probs of rollout and update differ by up to {gap.max():.1e}"
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
     assert len(starts) == trajs[-1].group + 1, "one initial state per group"
-    for traj in trajs:
-        assert abs(sum(traj.reward) - traj.R) < 1e-4, "the rewards on the tokens must add up to the return"
+    for traj, R in zip(trajs, returns(trajs, cfg).flatten()):
+        assert abs(sum(traj.reward) - R) < 1e-4, "the rewards on the tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
 
@@ -544,7 +520,6 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
     *seeds, sampling_seed = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     clock = time.perf_counter()
     trajs = rollout_by_all(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
-    R = returns(trajs, cfg)  # for the log
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
@@ -562,7 +537,7 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
             steps += its_steps
 
     row["seconds_update"] = time.perf_counter() - clock
-    return row | statistics(trajs, R, trained, steps), trajs, trained
+    return row | statistics(trajs, trained, steps, cfg), trajs, trained
 
 
 def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
@@ -613,6 +588,8 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 # ===========================================================================================================
 # PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable
 # ===========================================================================================================
+# Worth reading some day: `encode`, KVCache, `micro_batches`, `token_logps`. The rest is housekeeping: several processes,
+# loading and checking a model, looking and telling, saving and resuming.
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
@@ -634,6 +611,41 @@ def otherwise(advice):
 def message_not_finite(what, cfg):
     return (f"{what} is not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: "
             f"--resume {cfg.out or 'RUN'}")
+
+
+# --------------------------------------------------------------------------------------- the chat template
+def first_tag(no_think):
+    """The answer's first tag is given to the model: it belongs to the message and is not trained."""
+    return "<answer>" if no_think else "<think>"
+
+
+@functools.lru_cache(2048)  # the episodes of a group often read the same
+def encode(tok, no_think, text, after_answer):  # -> ids
+    """`text` as a user's message in the model's chat template, then the first tag of the answer.
+
+    A later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
+    render a little conversation with a dummy answer, (seam), and keep what comes behind it:
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept
+    What is kept begins with the token that ends an answer. If the model has written that token itself, `take_turn` drops
+    it from the message. If the answer was cut off, or ended with another token, it stays there.
+    """
+    chat = [{"role": "user", "content": text}]
+    if after_answer:
+        chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
+    rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    rendered = rendered.split("(seam)")[-1]  # in the first turn there is no seam: all is kept
+    rendered = rendered.lstrip(" ")  # some templates put a blank behind the answer
+    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some open the thought, or leave an empty one
+    return tok(rendered + first_tag(no_think), add_special_tokens=False).input_ids
+
+
+def ends_of_answers(policy, tok, cfg):  # -> the tokens that end an answer: first the template's end of turn
+    end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
+    others = policy.generation_config.eos_token_id  # a number, some numbers, or None
+    if others is None:
+        others = []
+    return [end_of_turn, *np.atleast_1d(others).tolist()]
 
 
 # ------------------------------------------------------------------------------------------ the rollout's memory
@@ -999,7 +1011,8 @@ def sum_up(rows, cfg):
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
 
-def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
+def statistics(trajs, trained, steps, cfg):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
+    R = returns(trajs, cfg)
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
     tokens = sum(sum(traj.mask) for traj in trajs)
@@ -1031,9 +1044,11 @@ def statistics(trajs, R, trained, steps):  # -> columns of log.jsonl; METRICS in
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
-def pay_for_truth(turn, cfg):
+def judge_thought(turn, env, cfg):  # -> what it is paid
     """--truth-reward: so much for every true claim of the thought, and as much taken for every false one. No message
     tells the model of it: it would know from that which of its claims were true."""
+    thought, _, _ = turn["answer"].partition("</think>")
+    turn["claims"] = envs.claims(env, thought)
     true = sum(is_true for _, is_true in turn["claims"])
     false = len(turn["claims"]) - true
     return cfg.truth_reward * (true - false)

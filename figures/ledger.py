@@ -60,8 +60,10 @@ def warned(config, rows, metric):
     best, lost_at, left = plots.anatomy(config, rows)
     if lost_at is None or best < plots.HEALTHY:
         return math.nan
-    left_at = left.get(metric)
-    return float(left_at is not None and lost_at - left_at >= 3)
+    if left.get(metric) is None:
+        return 0.0
+    left_at, _ = left[metric]
+    return float(lost_at - left_at >= 3)
 
 
 def lost(config, rows, metric):

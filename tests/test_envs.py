@@ -1,5 +1,6 @@
 """The worlds, against gymnasium's FrozenLake, exhaustive search, simulation and drawings."""
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -96,6 +97,28 @@ def test_solve_is_optimal_and_every_level_solvable(name):
         assert total == pytest.approx(11 - 0.1 * len(path) if name == "sokoban" else 1.0)
     if name == "sokoban":
         assert 3 <= np.median(lengths) <= 4 and max(lengths) <= 10
+
+
+def test_sokoban_layers_of_a_corridor():
+    """The drawing at Sokoban.draw: four cells, the target at the right end."""
+    cells = [(1, col) for col in range(4)]
+    env = envs.Sokoban()
+    env.level = {"floor": tuple(cells), "targets": (cells[3],)}
+    layer = [(player, (cells[3],)) for player in cells[:3]]
+    drawn = []
+    visited = set()
+    while layer:
+        visited.update(layer)
+        pictures = []
+        for env.state in layer:
+            pictures.append(env.render().splitlines()[1][:7])
+        drawn.append(pictures)
+        layer = sorted({earlier for state in layer for earlier in envs.undo(state, cells)} - visited)
+    text = envs.Sokoban.draw.__doc__
+    for k, pictures in enumerate(drawn):
+        line = re.search(rf"layer {k} +(.*)", text)[1].removesuffix("solved")
+        assert sorted(line.strip().split("    ")) == sorted(pictures)
+    assert len(drawn) == 3
 
 
 def test_sokoban_large_is_solvable():

@@ -152,7 +152,8 @@ def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
     for row in rows[moves_at:]:
         row["entropy"] = 0.1
     _, lost_at, left = plots.anatomy(config, rows)
-    assert (lost_at, left["entropy"]) == (60, moves_at)
+    assert (lost_at, *left["entropy"]) == (60, moves_at, "outside")
+    assert left["grad_norm_max"] == (58, "spike")
     assert ledger.warned(config, rows, "entropy") == warned
     assert ledger.warned(config, rows, "reward_std") == 0, "it did not move"
     assert math.isnan(ledger.warned(*collapsing(lost_at=101), "entropy")), "nothing to warn of"

@@ -292,6 +292,9 @@ class ClaimIsNoPattern(Wrong):
     says = "unterminated subpattern"
     claim = "(Left|Up"
 
+    def facts(self):
+        return {"sign": "Up"}
+
 
 class RenderRaises(Wrong):
     says = "KeyError in render, line"
