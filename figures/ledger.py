@@ -14,7 +14,6 @@ import math
 
 import numpy as np
 
-import envs
 import plots
 
 
@@ -43,7 +42,7 @@ def fall(config, rows, metric):  # the mean of the first quarter, less that of t
 
 
 def above_random(config, rows, metric):  # at the end
-    random, _ = envs.yardsticks_of_run(metric.split()[1], config)
+    random, _ = plots.yardsticks_of(config, metric.split()[1])
     return end(config, rows, metric) - random
 
 

@@ -289,13 +289,6 @@ def caption(name):
     return said and f"\n\n*{said}*"
 
 
-def yardsticks(world, config):  # -> success of random and of optimal play
-    """As envs.yardsticks_of_run. One calculation, to the 35 actions of Table 3, serves all its rows."""
-    horizon = min(config["max_actions"], config["max_turns"] * config["max_actions_per_turn"])
-    curves = envs.mean_yardsticks(world, max(horizon, 35), config["eval_prompts"], config["success_rate"])
-    return curves[:, horizon]
-
-
 def table(name, args):  # -> Markdown; a cell: mean [lowest, highest] seed / random / optimal
     head, lines = [""], {}
     for world, metric, methods in PAPER["figures"][name]["panels"]:
@@ -303,7 +296,7 @@ def table(name, args):  # -> Markdown; a cell: mean [lowest, highest] seed / ran
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             ends = [plots.series(config, rows, metric)[1][-1] for config, rows in runs]
-            random, optimal = yardsticks(metric.split()[1], runs[0][0])
+            random, optimal = plots.yardsticks_of(runs[0][0], metric.split()[1])
             cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}] / {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values())
@@ -318,7 +311,7 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
                 _, success = plots.series(config, rows, metric)
                 ends.append(success[-1])
             low, high = envs.interval(np.mean(ends), config["eval_prompts"])
-            random, optimal = yardsticks(config["env"], config)
+            random, optimal = plots.yardsticks_of(config, config["env"])
             after = f"{np.mean(ends):.2f} [{low:.2f}, {high:.2f}]"
             lines.append(f"- {world.split(',')[0]} ({method}): {success[0]:.2f} -> {after}; random {random:.2f}, "
                          f"optimal {optimal:.2f}")

@@ -19,7 +19,7 @@ import paper
 
 README = (ROOT / "README.md").read_text()
 BELOW = {"envs": [], "plots": ["envs"], "ragen_mini": ["envs", "plots"], "tiny/cold_start": ["envs", "ragen_mini"],
-         "figures/ledger": ["envs", "plots"], "figures/variants": ["ragen_mini"],
+         "figures/ledger": ["plots"], "figures/variants": ["ragen_mini"],
          "figures/paper": ["envs", "plots", "ragen_mini", "ledger"]}
 
 

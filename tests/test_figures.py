@@ -292,8 +292,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, stage):
 def invented(monkeypatch, tmp_path):
     """Every run as an invented log: success rises to the number of the run / 1000. -> {name: that}"""
     monkeypatch.setattr(paper, "FIGURES", tmp_path)
-    monkeypatch.setattr(paper, "yardsticks", lambda world, config: (0.125, len(world) / 20))
-    monkeypatch.setattr(envs, "yardsticks_of_run", paper.yardsticks)
+    monkeypatch.setattr(plots, "yardsticks_of", lambda config, world: (0.125, len(world) / 20))
     looks = dict(success=0.5, reward=0.1, reward_std=2.0, grad_norm=1.0, entropy=0.5, think_length=9.0,
                  response_length=50.0, mutual_information=1.0, seconds_rollout=1.0, seconds_update=2.0)
     ends, packs = {}, {}

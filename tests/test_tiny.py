@@ -46,7 +46,7 @@ def test_the_planner_tells_the_truth_and_acts_well(name):
 def test_one_action_at_a_time_the_best_path_is_optimal(rate):
     """Played with a fresh plan before every action it wins as often as dynamic programming says."""
     wins = expected = 0
-    for seed in range(300, 324):
+    for seed in range(300, 312):
         env = envs.make("frozenlake", success_rate=rate)
         env.reset(seed)
         expected += envs.yardsticks(env, 10)[1, 10]
@@ -56,7 +56,7 @@ def test_one_action_at_a_time_the_best_path_is_optimal(rate):
                 if not env.over:
                     env.step(cold_start.best_path(env, rate, left, 1)[0])
             wins += env.won(env.state) / 10
-    assert abs(wins - expected) < 4 * np.sqrt(24 * 0.25 / 10)
+    assert abs(wins - expected) < 4 * np.sqrt(12 * 0.25 / 10)
 
 
 def test_demonstrations_are_what_the_model_would_be_trained_on(tok):

@@ -11,7 +11,7 @@ SEEDS = list(range(300, 308))
 
 def gradients(cfg):  # of one step on 16 trajectories -> {name: gradient, unscaled}, statistics
     models = rm.load_models(cfg)
-    cfg.rollouts = 4
+    cfg.rollouts, cfg.max_turns = 4, 2
     trajs = rm.rollout(models.policy, models.tok, "frozenlake", SEEDS[:4], 4, cfg, 0, 1.0)
     batch = rm.compute_advantages(trajs, models, cfg)
     found = {}
@@ -47,7 +47,7 @@ def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch):
     """With several micro-batches of different numbers of tokens; with one, so that a process has nothing to do."""
     def work(rank):
         found = []
-        for tokens in (800, 10 ** 6):
+        for tokens in (300, 10 ** 6):
             monkeypatch.setattr(rm, "MICRO_TOKENS", tokens)
             found.append(gradients(cfg))
         return found
