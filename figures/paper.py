@@ -289,17 +289,42 @@ def caption(name):
     return said and f"\n\n*{said}*"
 
 
-def table(name, args):  # -> Markdown; a cell: mean [lowest, highest] seed / random / optimal
+def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest seed], mean over training; random / optimal
     head, lines = [""], {}
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         head.append(panel_title(world, metric))
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
-            ends = [plots.series(config, rows, metric)[1][-1] for config, rows in runs]
+            ends = [ledger.end(config, rows, metric) for config, rows in runs]
+            mean = np.mean([ledger.mean(config, rows, metric) for config, rows in runs])
             random, optimal = plots.yardsticks_of(runs[0][0], metric.split()[1])
-            cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}] / {random:.2f} / {optimal:.2f}"
+            cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}], {mean:.2f}; {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
-    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values())
+    legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
+    return f"{PAPER['figures'][name]['title']} ({legend})\n\n" + markdown(head, lines.values())
+
+
+def starts(name, args):  # -> Markdown; a row for each embedded model that has runs here
+    head, rows = ["embedded model"], []
+    for folder in sorted(FIGURES.glob("tiny*")):
+        this = argparse.Namespace(**vars(args))
+        this.folder, this.model = folder, folder.name
+        if folder.name != "tiny":
+            this.seeds = this.seeds or PAPER["seeds"]["other starts"]
+        head, cells = head[:1], []
+        for world, metric, methods in PAPER["figures"][name]["panels"]:
+            for method in PAPER["sets"][methods]:
+                runs = runs_of(world, method, this)
+                head.append(f"{world}, {method}")
+                if metric == "alive":
+                    k = sum(ledger.lost(*run, None) for run in runs)
+                    cells.append(f"{k:.0f} of {len(runs)} lost")
+                else:
+                    first = plots.series(*runs[0], metric)[1][0]
+                    ends = [ledger.end(*run, metric) for run in runs]
+                    cells.append(f"{first:.2f} -> {np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]")
+        rows.append([folder.name, *cells])
+    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, rows)
 
 
 def results(name, args):  # -> Markdown; one line a world, success after training
@@ -362,11 +387,11 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
 
 
 # ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig-anatomy": anatomy, "fig": figure, "table": table, "results": results, "claims": claims}
+KINDS = {"fig-anatomy": anatomy, "fig": figure, "table": table, "results": results, "starts": starts, "claims": claims}
 
 
 def show(name, args):  # -> Markdown
-    kind = re.match("fig-anatomy|fig|table|results|claims", name)[0]
+    kind = re.match("fig-anatomy|fig|table|results|starts|claims", name)[0]
     return KINDS[kind](name, args)
 
 

@@ -326,7 +326,9 @@ def test_tables_from_logs(invented, capsys):
         rows.setdefault(head, cells)
     ends = [invented[run] for run in paper.jobs("sokoban, elsewhere", "4 responses", args_of())]
     mean, low, high = np.mean(ends), min(ends), max(ends)
-    assert rows["4 responses"][0] == f"{mean:.2f} [{low:.2f}, {high:.2f}] / 0.12 / 0.35"
+    assert rows["4 responses"][0] == f"{mean:.2f} [{low:.2f}, {high:.2f}], {mean / 2:.2f}; 0.12 / 0.35", "success rises evenly"
+    ends = [invented[run] for run in paper.jobs("sokoban", "PPO", args_of())]
+    assert rows["tiny"] == ["0 of 2 lost", "0 of 2 lost", f"0.00 -> {np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]", rows["tiny"][3]]
 
     line = next(line for line in lines if line.startswith("- gentle lake (PPO): 0.00 -> "))
     ends = [invented[run] for run in paper.jobs("gentle lake", "PPO", args_of())]
