@@ -9,13 +9,14 @@
 paper.json says of which worlds, methods and columns a figure consists. Runs live in two places:
 
     runs/figures/MODEL/RUN/        while they are trained, as folders of ragen_mini.py
-    figures/MODEL/WORLD.jsonl      when a figure is complete: packed, one line a run, and only read from here
+    figures/MODEL/WORLD.jsonl.gz   when a figure is complete: packed, one line a run (zcat), and only read from here
 
 Ctrl-C lets the running ones save themselves, and the same command goes on. A run is named after its settings:
 figures share the runs that they have in common, and other settings are another run.
 """
 import argparse
 import functools
+import gzip
 import json
 import os
 import re
@@ -91,14 +92,14 @@ def runs_of(world, method, args):  # -> (config, rows) of each seed
 
 # ----------------------------------------------------------------------------------------------- packed runs
 def pack_of(world, args):  # -> Path
-    return args.folder / ("-".join(re.findall(r"\w+", world)) + ".jsonl")
+    return args.folder / ("-".join(re.findall(r"\w+", world)) + ".jsonl.gz")
 
 
 @functools.lru_cache  # of `pack` this is undone
 def unpack(file):  # -> {name of the run: (config, rows)}
     if not file.exists():
         return {}
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     return {line["run"]: (line["config"], to_rows(line["columns"])) for line in lines}
 
 
@@ -111,7 +112,7 @@ def pack(file, runs):
         lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(".tmp")
-    new.write_text("".join(lines))
+    new.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))  # no time: the same runs, the same bytes
     new.replace(file)  # whoever stops us: the file is a whole one
     unpack.cache_clear()
 

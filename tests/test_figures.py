@@ -202,7 +202,7 @@ def saved(tmp_path):  # -> {name of the run: number of its rows, how often it wa
 
 def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     (tmp_path / "gate").touch()
-    file = tmp_path / "tiny" / "bandit.jsonl"
+    file = tmp_path / "tiny" / "bandit.jsonl.gz"
     paper.pack(file, {"another": ({"env": "bandit"}, [{"iteration": 0}])})
     paper.main(WORDS)
     assert capsys.readouterr().out == "![](tiny/fig5-8.png)\n\n"
@@ -280,7 +280,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, stage):
     assert process.returncode == 0
     assert out == "![](tiny/fig5-8.png)\n\n"
     stops = {}
-    for name, (_, rows) in paper.unpack(tmp_path / "tiny" / "bandit.jsonl").items():
+    for name, (_, rows) in paper.unpack(tmp_path / "tiny" / "bandit.jsonl.gz").items():
         stops[name] = [row["reward"] for row in rows]
     assert len(stops) == 4
     assert stops[first] == [0] * 9, "without a checkpoint: from the start"
