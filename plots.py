@@ -19,7 +19,6 @@ of the turns are valid for the first time.
 """
 import argparse
 import io
-import itertools
 import json
 import math
 import sys
@@ -39,7 +38,7 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "valid": ("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
     "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
     "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
-    "grad_norm": ("gradient norm", "small when all is learnt; a spike after that announces trouble"),
+    "grad_norm": ("gradient norm", "small when all is learnt; of the spikes after that most do no harm"),
     "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
     "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
     "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
@@ -48,13 +47,19 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
     "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
     "seconds": ("seconds so far", "of rollouts and updates"),
 }
+TITLES = {metric: title for metric, (title, _) in METRICS.items()} | {
+    "success": "success (training)",
+    "grad_norm_max": "longest gradient of the iteration",
+    "alive": "share of seeds that have not lost their success",
+}
 OTHERS = """
 Not drawn:
   success             share of won episodes in the rollout
   policy_loss, value_loss, clip_fraction    means over the updates; grad_norm_max: of the update with the longest gradient
   updates, kept, turns, tokens    gradient steps; trajectories used; turns per episode; tokens that the model wrote
   collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
-  claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim
+  claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim (a
+                      move; on the bandit 0)
 """
 LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
 OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
@@ -86,21 +91,24 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
     for k."""
     if metric == "alive":
         return alive(config, rows)
-    kind, _, world = metric.partition(" ")
     x, y = [], []
-    seconds = 0.0
     for row in rows:
-        if kind == "eval":
-            value = row.get("eval", {}).get(world or config["env"])
-        elif kind == "seconds":
-            seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
-            value = seconds if "seconds_rollout" in row else None
-        else:
-            value = row.get(kind)
+        value = value_in(row, metric, config["env"])
         if value is not None:
             x.append(row["iteration"] * config["online_k"])
             y.append(value)
+    if metric == "seconds":
+        y = np.cumsum(y)
     return np.array(x), np.array(y, dtype=float)
+
+
+def value_in(row, metric, own_world):  # -> number, or None: this row has none
+    kind, _, world = metric.partition(" ")
+    if kind == "eval":
+        return row.get("eval", {}).get(world or own_world)
+    if kind == "seconds" and "seconds_rollout" in row:
+        return row["seconds_rollout"] + row["seconds_update"]
+    return row.get(kind)
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -149,120 +157,7 @@ def yardsticks_of(config, world):  # -> random, optimal; None for a world of the
     return None
 
 
-# -------------------------------------------------------------------------------------------------- drawing
-def title_of(metric):
-    others = {"success": "success (training)", "grad_norm_max": "longest gradient of the iteration",
-              "alive": "share of seeds that have not lost their success"}
-    if metric in METRICS:
-        return METRICS[metric][0]
-    return others.get(metric, metric.replace("_", " "))
-
-
-def draw_panel(ax, metric, title, lines, labels):
-    """Line: the mean over its seeds, on a logarithmic axis their median. Thin lines: each seed, since events that come at
-    different times vanish in a mean. A band: the 95% interval of a success rate with one seed. `lines` are those of this
-    panel, `labels` those of the whole picture: each keeps its colour everywhere."""
-    kind, _, world = metric.partition(" ")
-    for label, runs in lines.items():
-        x, y = of_all_seeds(runs, metric)
-        if not x:
-            continue
-        if kind not in EXACT:
-            y = moving_average(y)
-        number = labels.index(label)
-        color = f"C{number}"
-        if kind == "eval" and len(runs) == 1:
-            levels = runs[0][0]["eval_prompts"]
-            low, high = np.array([envs.interval(p, levels) for p in y[0]]).T
-            ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-        if len(runs) > 1 and kind != "alive":
-            ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
-        middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
-        marker = "o" if kind == "eval" else ""
-        seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-        ax.plot(x, middle(y, axis=0), DASHES[number % 4] + marker, color=color, lw=2, label=label + seeds)
-    if kind == "eval":
-        ax.set_ylim(0, 1.02)
-        draw_yardsticks(ax, world, lines)
-    ax.set_title(title + title_of(kind))
-    ax.set_xlabel("iteration")
-    if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
-        ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
-        ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4))
-
-
-def draw_yardsticks(ax, world, lines):
-    """Random and optimal play, where they are the same for all runs of the panel."""
-    found = set()
-    for runs in lines.values():
-        for config, _ in runs:
-            found.add(yardsticks_of(config, world or config["env"]))
-    if len(found) > 1 or None in found:
-        return
-    random, optimal = found.pop()
-    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
-    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes them through
-    on_white = dict(va="top", color="0.3", transform=across, zorder=3, bbox=white)
-    ax.axhline(random, color="0.4", lw=1, ls=":")
-    ax.text(0.98, random - 0.02, f"random {random:.2f}", ha="right", **on_white)
-    ax.axhline(optimal, color="0.4", lw=1, ls=":")
-    ax.text(0.02, optimal - 0.02, f"optimal {optimal:.2f}", **on_white)
-
-
-@matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, lines) of each -> out
-    height = math.ceil(len(panels) / columns)
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
-    shown = None
-    for place, (metric, panel_title, lines) in enumerate(panels, 1):
-        ax = fig.add_subplot(height, columns, place)
-        draw_panel(ax, metric, panel_title, lines, labels or list(lines))
-        if list(lines) != shown:  # the same lines as in the panel before need no second legend
-            ax.legend(title=band_of(metric, lines))
-        shown = list(lines)
-    fig.suptitle(title, fontsize=11)
-    fig.supxlabel("Moving averages; evaluations (dots) as measured", fontsize=9)
-    fig.savefig(out, dpi=90)
-    return out
-
-
-def band_of(metric, lines):  # -> what is drawn beside the mean, in words
-    if max(len(runs) for runs in lines.values()) > 1:
-        return "mean and each seed"
-    return "95% interval" if metric.startswith("eval") else ""
-
-
-# ------------------------------------------------------------------------------------------------- the pictures
-def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config, rows)} -> out
-    """The signs of learning, and of the Echo Trap (Fig. 6), of one run or several. Each world has a panel of its own."""
-    worlds = {}
-    for _, rows in loaded.values():
-        for row in rows:
-            worlds |= row.get("eval", {})
-    wanted = [(f"eval {world}", f"{envs.title(world)} ") for world in worlds]
-    wanted += [(metric, "") for metric in metrics if metric != "eval"]
-    panels = []
-    for metric, title in wanted:
-        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
-        if lines:
-            panels.append((metric, title, lines))
-    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
-    trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
-    return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
-
-
-def curves(folders, out=None):  # -> Path of the picture
-    if out is None and len(folders) == 1:
-        out = Path(folders[0], "curves.png")
-    elif out is None:
-        numbers = itertools.chain([""], itertools.count(2))
-        names = (Path(f"curves{number}.png") for number in numbers)
-        out = next(name for name in names if not name.exists())  # nothing of the user's is overwritten
-    need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
-    return dashboard({str(folder): load(folder) for folder in folders}, Path(out), columns=4)
-
-
-# --------------------------------------------------------------------------------------- anatomy of a collapse
+# -------------------------------------------------------------------- when was a run lost, and what moved before?
 # When was success lost, and which signal moved before? With WINDOW = 2 and LOST = 3, say:
 #     iteration    1    2    3    4    5    6    7    8
 #     success      0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
@@ -273,6 +168,7 @@ def curves(folders, out=None):  # -> Path of the picture
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
 WINDOW = 5  # iterations of which success is the mean, or one lucky rollout would be the best
 LOST = 10  # iterations below half of the best success: a loss, not a dip
+LASTING = 3  # values outside the range in a row: it was left, not touched
 SPIKE = 5  # times the usual value: a spike, not noise
 BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
 HEALTHY = 5  # fewer of them are no range
@@ -293,15 +189,15 @@ def as_it_stays(y, rows):
 def onset(smooth, peak):  # -> index from which on a run is lost, or None
     """The first after index `peak` where less than half of the best success is left, for LOST iterations."""
     low = smooth < smooth[peak] / 2
-    for i in range(peak, len(low) - LOST + 1):
-        if low[i:i + LOST].all():
+    for i in range(peak, len(low)):
+        if low[i:i + LOST].sum() == LOST:
             return i
     return None
 
 
 def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal is outside its healthy range, how), or None
     """x: its iterations, y: its values, `best`: iteration of the best success. Healthy is the range of the last BEFORE
-    values up to there, widened by half its width on each side. A signal has left it where three values in a row lie
+    values up to there, widened by half its width on each side. A signal has left it where LASTING values in a row lie
     outside, or where one is above SPIKE times the median of the BEFORE values that precede it.
 
     What falls while the task is learnt widens that range, and is not seen to leave it. The echo itself is often such a
@@ -313,12 +209,10 @@ def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal i
     margin = (healthy.max() - healthy.min()) / 2
     outside = (y < healthy.min() - margin) | (y > healthy.max() + margin)
     for i in range(end, len(y)):
-        for_long = i + 3 <= len(y) and outside[i:i + 3].all()
-        usual = np.median(y[max(0, i - BEFORE):i])
-        spike = usual > 0 and y[i] > SPIKE * usual
-        if for_long:
+        if outside[i:i + LASTING].sum() == LASTING:
             return x[i], "outside"
-        if spike:
+        usual = np.median(y[max(0, i - BEFORE):i])
+        if usual > 0 and y[i] > SPIKE * usual:
             return x[i], "spike"
     return None
 
@@ -331,8 +225,7 @@ def best_and_loss(config, rows):  # -> iteration of the best success, of its los
     first = onset(smooth, peak)
     if first is None:
         return iterations[peak], None
-    # smooth[first] is low because of what follows: go on to the first iteration that is low itself
-    low = success[first:] < smooth[peak] / 2
+    low = success[first:] < smooth[peak] / 2  # smooth[first] may be low only because of what follows
     return iterations[peak], iterations[first + low.argmax()]
 
 
@@ -346,19 +239,146 @@ def anatomy(config, rows):  # -> as best_and_loss, and {signal: what leaves_its_
     return best, lost_at, left
 
 
+def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
+    iterations, _ = series(config, rows, "success")
+    _, lost_at = best_and_loss(config, rows)
+    if lost_at is None:
+        lost_at = math.inf
+    return iterations, (iterations < lost_at).astype(float)
+
+
+# -------------------------------------------------------------------------------------------------- drawing
+def title_of(metric):
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def draw_panel(ax, metric, title, lines, labels):
+    """Line: the mean over its seeds, on a logarithmic axis their median. Thin lines: each seed, since events that come at
+    different times vanish in a mean. A band: the 95% interval of a success rate with one seed. `lines` are those of this
+    panel, `labels` those of the whole picture: each keeps its colour everywhere."""
+    kind, _, world = metric.partition(" ")
+    for label, runs in lines.items():
+        x, y = of_all_seeds(runs, metric)
+        if not x:
+            continue
+        number = labels.index(label)
+        if kind == "eval" and len(runs) == 1:
+            draw_interval(ax, x, y[0], runs[0][0]["eval_prompts"], f"C{number}")
+        draw_line(ax, kind, x, y, label, number)
+    if kind == "eval":
+        ax.set_ylim(0, 1.02)
+        draw_yardsticks(ax, world, lines)
+    ax.set_title(title + title_of(kind))
+    ax.set_xlabel("iteration")
+    if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
+        ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4))
+
+
+def draw_line(ax, kind, x, y, label, number):  # y (seeds, iterations)
+    color = f"C{number}"
+    if kind not in EXACT:
+        y = moving_average(y)
+    if len(y) > 1:
+        label += f", {len(y)} seeds"
+        if kind != "alive":
+            ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
+    middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
+    style = DASHES[number % len(DASHES)] + ("o" if kind == "eval" else "")
+    ax.plot(x, middle(y, axis=0), style, color=color, lw=2, label=label)
+
+
+def draw_interval(ax, x, y, levels, color):  # 95%, of success rates y
+    low, high = np.array([envs.interval(p, levels) for p in y]).T
+    ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+
+
+def draw_yardsticks(ax, world, lines):
+    """Random and optimal play, where they are the same for all runs of the panel."""
+    found = set()
+    for runs in lines.values():
+        for config, _ in runs:
+            found.add(yardsticks_of(config, world or config["env"]))
+    if len(found) > 1 or None in found:
+        return
+    random, optimal = found.pop()
+    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
+    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
+    for name, level, x, side in (("random", random, 0.98, "right"), ("optimal", optimal, 0.02, "left")):
+        ax.axhline(level, color="0.4", lw=1, ls=":")
+        ax.text(x, level - 0.02, f"{name} {level:.2f}", ha=side, va="top", color="0.3", transform=across, zorder=3,
+                bbox=white)
+
+
+@matplotlib.style.context(STYLE)
+def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, lines) of each -> out
+    height = math.ceil(len(panels) / columns)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
+    shown = None
+    for place, (metric, panel_title, lines) in enumerate(panels, 1):
+        ax = fig.add_subplot(height, columns, place)
+        draw_panel(ax, metric, panel_title, lines, labels or list(lines))
+        if list(lines) != shown:  # the same lines as in the panel before need no second legend
+            ax.legend(title=band_of(metric, lines))
+        shown = list(lines)
+    fig.suptitle(title, fontsize=11)
+    drawn = {metric.split()[0] for metric, _, _ in panels}
+    exact = [title_of(metric) for metric in EXACT if metric in drawn]
+    if drawn - set(EXACT):
+        said = "Moving averages"
+        if exact:
+            said += f"; as measured: {', '.join(exact)}"
+        fig.supxlabel(said, fontsize=9)
+    fig.savefig(out, dpi=90)
+    return out
+
+
+def band_of(metric, lines):  # -> what is drawn, in words
+    if metric == "alive":
+        return ""
+    if max(len(runs) for runs in lines.values()) > 1:
+        return "median and each seed" if metric in LOGARITHMIC else "mean and each seed"
+    return "95% interval" if metric.startswith("eval") else ""
+
+
+# ------------------------------------------------------------------------------------------------- the pictures
+def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config, rows)} -> out
+    """The signs of learning, and of the Echo Trap (Fig. 6), of one run or several. Each world has a panel of its own."""
+    worlds = []
+    for _, rows in loaded.values():
+        for row in rows:
+            worlds += [world for world in row.get("eval", {}) if world not in worlds]
+    evaluations = [f"eval {world}" for world in worlds]
+    panels = []
+    for metric in evaluations + [metric for metric in metrics if metric != "eval"]:
+        _, _, world = metric.partition(" ")
+        prefix = f"{envs.title(world)} " if world else ""
+        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        if lines:
+            panels.append((metric, prefix, lines))
+    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
+    trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
+    return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
+
+
+def curves(folders, out=None):  # -> Path of the picture
+    if out is None and len(folders) == 1:
+        out = Path(folders[0], "curves.png")
+    elif out is None:
+        out = Path("curves.png")
+        number = 1
+        while out.exists():  # nothing of the user's is overwritten
+            number += 1
+            out = Path(f"curves{number}.png")
+    need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
+    return dashboard({str(folder): load(folder) for folder in folders}, Path(out), columns=4)
+
+
 def collapse(folder):  # -> Path of the picture
     config, rows = load(folder)
     enough = len(series(config, rows, "success")[0]) >= BEFORE
     need(enough, f"{folder}: its log is shorter than {BEFORE} iterations, or has no success")
     return draw_anatomy(config, rows, Path(folder, "collapse.png"))
-
-
-def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
-    iterations, _ = series(config, rows, "success")
-    _, lost_at = best_and_loss(config, rows)
-    if lost_at is None:
-        return iterations, np.ones(len(iterations))
-    return iterations, (iterations < lost_at).astype(float)
 
 
 @matplotlib.style.context(STYLE)
@@ -374,7 +394,7 @@ def draw_anatomy(config, rows, out):  # -> out
         if name in LOGARITHMIC and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
         if lost_at is not None:
-            ax.axvspan(lost_at, rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
+            ax.axvspan(lost_at, rows[-1]["iteration"] * config["online_k"], color="0.5", alpha=0.15, lw=0)
         if left[name] is not None:
             ax.axvline(left[name][0], color="tab:red", lw=1.5)
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
@@ -386,8 +406,12 @@ def draw_anatomy(config, rows, out):  # -> out
 
 
 def story(config, best, lost_at, left):  # -> the anatomy in words
-    moved = sorted((*where_and_how, title_of(name)) for name, where_and_how in left.items() if where_and_how is not None)
-    said = [f"{title} {iteration}{' (a spike)' if how == 'spike' else ''}" for iteration, how, title in moved]
+    moved = {name: event for name, event in left.items() if event is not None}
+    said = []
+    for name in sorted(moved, key=moved.get):  # the earliest first
+        iteration, how = moved[name]
+        spike = " (a spike)" if how == "spike" else ""
+        said.append(f"{title_of(name)} {iteration}{spike}")
     order = ", ".join(said) or "none (or the best came too early)"
     loss = "success is not lost"
     if lost_at is not None:
@@ -422,7 +446,7 @@ def xray(folder):  # -> Path of the page
 
 
 # --------------------------------------------------------------------------------------------- the command line
-def main(argv=None):
+def command_line(argv):
     advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
     about = __doc__ + "\nThe columns of log.jsonl that are drawn, and what to look for:\n" + "\n".join(advice) + OTHERS
     parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
@@ -431,21 +455,28 @@ def main(argv=None):
     parser.add_argument("what", choices=["curves", "collapse", "xray"])
     parser.add_argument("folders", nargs="+", help="of runs")
     parser.add_argument("--out", help="curves: the picture's name, such as both.png")
+    args = parser.parse_args(argv)
+    need(args.what == "curves" or not args.out, "--out is for curves")
+    return args
+
+
+def main(argv=None):
     try:
-        args = parser.parse_args(argv)
-        need(args.what == "curves" or not args.out, "--out is for curves")
+        args = command_line(argv)
         if args.what == "curves":
             print(curves(args.folders, args.out))
-        else:
-            draw_one = {"xray": xray, "collapse": collapse}[args.what]
-            for folder in args.folders:
-                print(draw_one(folder))
+        for folder in args.folders:
+            if args.what == "collapse":
+                print(collapse(folder))
+            if args.what == "xray":
+                print(xray(folder))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         said = " ".join(str(error).split())
-        print(f"{' '.join(args.folders)}: a file of the run is damaged ({type(error).__name__}: {said})", file=sys.stderr)
+        print(f"{' '.join(args.folders)}: a file of the run is damaged, or plots.py is wrong ({type(error).__name__}: "
+              f"{said})", file=sys.stderr)
         sys.exit(2)
 
 

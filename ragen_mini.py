@@ -75,16 +75,19 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
-# It borrows from part 2, so that you can skip that (other names log, save or check, and change nothing in the method):
+# It borrows from part 2, so that you can skip that (other names log, save or check):
 #     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
 #     encode, first_tag            a message in the model's chat template, as ids; behind it the first tag of the answer,
 #                                  <think>, which is given to the model and not trained
 #     ends_of_answers              the tokens that end an answer, first the template's end of turn
 #     KVCache                      what each episode has read so far; a finished answer takes no part in further passes
 #     next_token_logp              log-probs (b,V) of the token that comes next in each episode
-#     token_logps, token_values    of the model's own tokens (n,): log pi and entropy; the critic's forecast
-#     grid_logps, on_grid          the same without gradient, each number in its place: (B,T-1)
+#     pad                          lists of different lengths as one tensor, zeros on the right
+#     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
+#     token_values                 of the model's own tokens (n,): the critic's forecast
+#     grid_logps, on_grid          token_logps and token_values without gradient, each number in its place: (B,T-1)
 #     micro_batches                a batch in parts that fit into memory
+#     judge_thought                --truth-reward: what a thought's true and false claims are paid, by default nothing
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
 @dataclass
 class Models:
@@ -254,7 +257,7 @@ def answer_is_complete(traj, ends, cfg):
 
 # --------------------------------------------------------------------------- why it works: the policy gradient
 # Why does a lower loss mean a higher return? We want the gradient, with respect to the model's weights, of the mean
-# return <R>: the mean over all episodes that pi may play.
+# return <R>: the mean over all episodes that pi may play. (pi is the policy at the temperature of the rollout, always.)
 #  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
 #     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. With
 #     grad p = p grad log p,
@@ -275,7 +278,9 @@ def answer_is_complete(traj, ends, cfg):
 # What the program does beyond this proof, with its reason, and its price where it has one:
 #     uncertainty_filter       trains on some prompts only          add_ppo_advantages    whitening
 #     grpo_advantages          divides by the group's std           policy_loss           clip, min; entropy bonus
-#     compute_advantages       a KL penalty in the reward           gradient_step         the mean over all tokens
+#     compute_advantages       a KL penalty in the reward           value_loss            clip
+#     nothing_to_compare       sometimes no step at all             gradient_step         mean over tokens; length
+# and Adam instead of plain steps along the gradient (README: our suspect in the Echo Trap).
 # (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
 
 
@@ -293,8 +298,8 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
     What it costs: the mean return of *all* prompts is no longer what is improved. U cannot tell luck from not knowing:
     it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
-    by the very returns that are then trained on: of groups that differ in luck alone it keeps those in which the rarer
-    thing happened more often; where wins are rare, the lucky ones.
+    by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it keeps
+    the one in which it paid.
 
     NOTE: R is raw. If each group were divided by its std first (`grpo_advantages`), all U would be alike."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
@@ -408,14 +413,32 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
     """One number for a whole episode, from its group. The KL penalty differs by token: each token bears its own and those
     of the tokens after it, as with any reward. It is added after eq. 5 has divided by the group's std, or the same drift
-    would cost more in one group than in another. No forecast is subtracted from this part: it is right on average, and
-    noisy."""
+    would cost more in one group than in another. (PPO whitens the penalty together with the rewards. So the same kl_coef
+    weighs differently there.) No forecast is subtracted from the penalty to come: that is right on average, but noisy."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
+def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
+    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time. No attention mask:
+    pads are on the right, and a causal model never looks to the right."""
+    mask = part["mask"]
+    hidden = policy.base_model(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
+    size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
+    return logps_in_chunks(policy.get_output_embeddings(), hidden, part["targets"][mask], cfg.temperature, size)
+
+
+def logps_from_hidden(head, hidden, targets, temperature):  # (n,D), (n,) -> log pi (n,), entropy (n,)
+    logp = (head(hidden).float() / temperature).log_softmax(-1)  # (n,V)
+    return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
+
+
+def entropy_of(logp):  # (n,V) -> (n,)
+    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
+
+
 # Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
 # rollout serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient
 # where a token has already moved as far as it should:
@@ -461,11 +484,8 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
-
-    log pi, with its gradient, comes from `token_logps` in part 2. It amounts to
-        logits = policy(inputs).logits / temperature
-        logp = logits.log_softmax(-1).gather(2, targets[:, :, None])[:, :, 0][mask]
-    but makes the logits only where the mask is True, in chunks."""
+    What the mean costs: how many tokens there are depends on what was sampled, a small bias. Gradients longer than
+    MAX_GRAD_NORM are shortened, so that one bad batch cannot move the weights far."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -757,30 +777,14 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
         number += 1
 
 
-def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
-    """Logits, the largest tensor of all, are made only where a token is trained, in chunks, and again in backward.
-    No attention mask: pads are on the right, and a causal model never looks to the right."""
-    mask = part["mask"]
-    hidden = policy.base_model(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
-    targets = part["targets"][mask]
-    size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
+def logps_in_chunks(head, hidden, targets, temperature, size):  # as logps_from_hidden, for `size` tokens at a time
     logps, entropies = [], []
     for some_hidden, some_targets in zip(hidden.split(size), targets.split(size)):
         logp, entropy = checkpoint(  # torch's: activations are not kept but computed again in backward
-            logps_from_hidden, policy.get_output_embeddings(), some_hidden, some_targets, cfg.temperature,
-            use_reentrant=False)
+            logps_from_hidden, head, some_hidden, some_targets, temperature, use_reentrant=False)
         logps.append(logp)
         entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
-
-
-def logps_from_hidden(head, hidden, targets, temperature):  # (c,D), (c,) -> log pi (c,), entropy (c,)
-    logp = (head(hidden).float() / temperature).log_softmax(-1)  # (c,V)
-    return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
-
-
-def entropy_of(logp):  # (b,V) -> (b,)
-    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
 
 
 def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
@@ -1014,7 +1018,7 @@ def sum_up(rows, cfg):
 def statistics(trajs, trained, steps, cfg):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
     R = returns(trajs, cfg)
     turns = [turn for traj in trajs for turn in traj.turns]
-    thoughts = [turn["answer"].rpartition("</think>")[0].removeprefix("<think>") for turn in turns]
+    thoughts = [thought_of(turn) for turn in turns]
     tokens = sum(sum(traj.mask) for traj in trajs)
     row = {
         "reward": R.mean(),  # the mean return
@@ -1044,11 +1048,16 @@ def statistics(trajs, trained, steps, cfg):  # -> columns of log.jsonl; METRICS 
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
+def thought_of(turn):  # -> text; one that does not end goes on to the end of the answer
+    if not turn["answer"].startswith("<think>"):  # --no-think
+        return ""
+    return turn["answer"].removeprefix("<think>").partition("</think>")[0]
+
+
 def judge_thought(turn, env, cfg):  # -> what it is paid
     """--truth-reward: so much for every true claim of the thought, and as much taken for every false one. No message
     tells the model of it: it would know from that which of its claims were true."""
-    thought, _, _ = turn["answer"].partition("</think>")
-    turn["claims"] = envs.claims(env, thought)
+    turn["claims"] = envs.claims(env, thought_of(turn))
     true = sum(is_true for _, is_true in turn["claims"])
     false = len(turn["claims"]) - true
     return cfg.truth_reward * (true - false)

@@ -240,6 +240,13 @@ def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
         rm.self_check(trajs, llama, cfg)
 
 
+@pytest.mark.parametrize("answer, thought", [
+    ("<think>Go up .</think> <answer>Up</answer>", "Go up ."), ("<think>Go up and up", "Go up and up"),
+    ("<think>Go</think> <answer>Up</think>", "Go"), ("<think></think>", ""), ("<answer>Up</answer>", "")])
+def test_thoughts_that_do_not_end_are_thoughts(answer, thought):
+    assert rm.thought_of({"answer": answer}) == thought
+
+
 @pytest.mark.parametrize("truth_reward", [0.0, 0.5])
 def test_true_claims_may_be_rewarded(cfg, play, tok, truth_reward):
     """One true and two false claims about a goal, then no move: 0.5 less; an answer that is not valid pays its penalty, too."""
