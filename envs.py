@@ -165,8 +165,9 @@ class Bandit(Env):
 
 # -------------------------------------------------------------------------------------------------- sokoban
 class Sokoban(Env):
-    """Push every box onto a target. State: (player, boxes). Reward: -0.1 per action, +1 / -1 for a push that
-    puts a box on / takes it off a target, +10 when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
+    """Push every box onto a target: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
+    State: (player, boxes). Reward: -0.1 per action, +1 / -1 for a push that puts a box on / takes it off a target, +10
+    when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
     actions = tuple(MOVES)
 
     def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
@@ -270,8 +271,9 @@ def undo(state, floor):
 
 # ---------------------------------------------------------------------------------------------- frozen lake
 class FrozenLake(Env):
-    """Reach the goal over ice. State: the player's cell. The ice obeys with probability `success_rate` (paper: 1/3; later
-    code: 0.8; the name is gymnasium's); the two perpendicular moves share the rest. Goal (+1) and holes end it."""
+    """Reach the goal over ice: P you, _ ice, O hole, G goal; X you in a hole, √ you at the goal. State: the player's
+    cell. The ice obeys with probability `success_rate` (paper: 1/3; later code: 0.8; the name is gymnasium's); the two
+    perpendicular moves share the rest. Goal (+1) and holes end it."""
     actions = ("Left", "Down", "Right", "Up")  # in this circle the ones before and after an action are perpendicular
 
     def __init__(self, size=4, frozen=0.8, success_rate=1 / 3):

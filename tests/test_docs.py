@@ -136,6 +136,10 @@ def test_speed_tables_are_those_of_the_output():
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page
 
 
+FALLS = {"PPO": "PPO", "`--algo grpo`": "GRPO", "`--clip-high 0.28`": "clip-higher", "`--kl-coef 0`": "no KL", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S",
+         "`--starpo-s --prompts 32`": "StarPO-S of 32", "Adam's beta2 = 0.9": "PPO, Adam beta2 0.9"}
+
+
 def test_readme_findings_are_those_of_the_ledger():
     """Every interval, and every "k of n" runs that were lost, in the sections on the Echo Trap and StarPO-S."""
     args = paper.parse(["claims"])
@@ -150,18 +154,12 @@ def test_readme_findings_are_those_of_the_ledger():
     assert calm == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     for interval in intervals:
         assert interval in page, interval
-    for label, method in (("PPO", "PPO"), ("PPO, Adam with beta2 = 0.9", "PPO, Adam beta2 0.9"), ("StarPO-S", "StarPO-S"),
-                          ("StarPO-S of 32 prompts", "StarPO-S of 32")):
+    for label, method in FALLS.items():
         runs = paper.runs_of("trap", method, args)
         k = int(sum(ledger.lost(*run, None) for run in runs))
         low, high = ledger.exact_interval(k, len(runs))
-        row = re.search(rf"^\|{label}\|\d+\|(.*)", section, re.M)[1]
-        assert row.replace("seeds ", "").startswith(f"{k} of {len(runs)} [{low:.2f}, {high:.2f}]"), label
-    runs = paper.runs_of("trap", "PPO", args)
-    for signal, said in (("reward_std", "moved in {} of {} seeds"), ("grad_norm_max", "the gradient in {}")):
-        warned = [ledger.warned(*run, signal) for run in runs]
-        known = [x for x in warned if x == x]  # the others are nan
-        assert said.format(int(sum(known)), len(known)) in section
-    safe = [run for run in runs if not ledger.lost(*run, None)]
-    assert len(safe) == 2 and all(plots.anatomy(*run)[2]["grad_norm_max"] for run in safe), "false alarms"
-    assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.5, abs=0.05), pytest.approx(0.01, abs=0.003)]
+        row = re.search(rf"^\|{re.escape(label)}\|(\d+)\|(.*)\|$", section, re.M)
+        assert row[2].replace("seeds ", "") == f"{k} of {len(runs)} [{low:.2f}, {high:.2f}]", label
+        assert {line["updates"] for _, rows in runs for line in rows[1:]} <= {int(row[1]), 0}, "updates an iteration"
+    assert rows[307]["grad_norm_max"] == pytest.approx(4.6, abs=0.05)
+    assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.75, abs=0.05), pytest.approx(0.01, abs=0.003)]
