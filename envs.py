@@ -109,24 +109,6 @@ class Env:
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
 
-@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
-def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
-    """The level of a seed. A hash puts every level on one of two sides, always the same: a quarter is held out for
-    evaluation, the rest is for training. We draw until a level is on the side of its seed (EVAL_SEEDS: held out)."""
-    for attempt in range(TRIES):
-        drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
-        if drawn is None:  # not solvable, for example
-            continue
-        if not world.split:
-            return drawn
-        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0
-        wanted = seed in EVAL_SEEDS
-        if held_out == wanted:
-            return drawn
-    raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
-                    "Or are there so few levels that none can be held out? Then write split = False")
-
-
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
     """Two arms, one pull. State: before the pull the pair of names, in the order shown; after it the name pulled.
@@ -197,7 +179,8 @@ class Sokoban(Env):
         targets = tuple(sorted(floor[i] for i in places))
         layer = [(player, targets) for player in floor if player not in targets]
         visited = set(layer)
-        k = rng.integers(boxes ** 2, 8 * boxes + 1)
+        fewest, most = boxes ** 2, 8 * boxes
+        k = rng.integers(fewest, most + 1)
         for _ in range(k):  # from layer 0 to layer k
             earlier = set()
             for state in layer:
@@ -324,6 +307,25 @@ class FrozenLake(Env):
         return picture(self.size, grid, "_")
 
 
+# ---------------------------------------------------------------------------------------------------- levels
+@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
+def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
+    """The level of a seed. A hash puts every level on one of two sides, always the same: a quarter is held out for
+    evaluation, the rest is for training. We draw until a level is on the side of its seed (EVAL_SEEDS: held out)."""
+    for attempt in range(TRIES):
+        drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
+        if drawn is None:  # not solvable, for example
+            continue
+        if not world.split:
+            return drawn
+        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0
+        wanted = seed in EVAL_SEEDS
+        if held_out == wanted:
+            return drawn
+    raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
+                    "Or are there so few levels that none can be held out? Then write split = False")
+
+
 ENVS = {
     "bandit": partial(Bandit, low="Teacher", high="Engineer"),
     "bandit_test": partial(Bandit, low="Librarian", high="Trader"),
@@ -401,8 +403,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     states, table = transitions(env, horizon)
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
-    # States without a row keep their first V. The episode is over there; or they are first reached by the last action,
-    # and all that is ever asked of them is their chance with no action left.
+    # States without a row keep their first V. In some the episode is over, and nothing will change. The others are
+    # `horizon` actions away: when one is there, no action is left, and that is what their first V says.
     has_rows = np.unique(state)
     curves = []
     for pick in (np.mean, np.max):

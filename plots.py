@@ -32,45 +32,6 @@ import numpy as np
 import envs
 from envs import UserError, need
 
-METRICS = {  # column of log.jsonl: title of its panel, what to look for
-    "eval": ("success", "read it beside random and optimal play"),
-    "reward": ("return (training)", "a lost run sits at -0.1 times its turns: all of them invalid"),
-    "valid": ("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
-    "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
-    "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
-    "grad_norm": ("gradient norm", "small when all is learnt; of the spikes after that most do no harm"),
-    "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
-    "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
-    "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
-    "distinct": ("different thoughts / thoughts", "near 0: the same few phrases in every episode, the echo itself"),
-    "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
-    "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
-    "seconds": ("seconds so far", "of rollouts and updates"),
-}
-TITLES = {metric: title for metric, (title, _) in METRICS.items()} | {
-    "success": "success (training)",
-    "grad_norm_max": "longest gradient of the iteration",
-    "alive": "share of seeds that have not lost their success",
-}
-OTHERS = """
-Not drawn:
-  success             share of won episodes in the rollout
-  policy_loss, value_loss, clip_fraction    means over the updates; grad_norm_max: of the update with the longest gradient
-  updates, kept, turns, tokens    gradient steps; trajectories used; turns per episode; tokens that the model wrote
-  collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
-  claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim (a
-                      move; on the bandit 0)
-"""
-LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
-OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
-EXACT = ("eval", "seconds", "mutual_information", "alive")  # drawn as they are; the others as moving averages
-STYLE = ["petroff10", {  # colours that all readers tell apart
-    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
-    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
-DASHES = ("-", "--", "-.", ":")
-PAGE = Path(__file__).parent / "figures" / "xray.html"
-
-
 # ------------------------------------------------------------------------------------------------ reading a run
 def load(folder):  # -> a run: config, rows
     config_file, log_file = Path(folder, "config.json"), Path(folder, "log.jsonl")
@@ -109,6 +70,9 @@ def value_in(row, metric, own_world):  # -> number, or None: this row has none
     if kind == "seconds" and "seconds_rollout" in row:
         return row["seconds_rollout"] + row["seconds_update"]
     return row.get(kind)
+
+
+OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -248,6 +212,34 @@ def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from th
 
 
 # -------------------------------------------------------------------------------------------------- drawing
+METRICS = {  # column of log.jsonl: title of its panel, what to look for
+    "eval": ("success", "read it beside random and optimal play"),
+    "reward": ("return (training)", "a lost run sits at -0.1 times its turns: all of them invalid"),
+    "valid": ("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
+    "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
+    "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
+    "grad_norm": ("gradient norm", "small when all is learnt; of the spikes after that most do no harm"),
+    "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
+    "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
+    "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": ("different thoughts / thoughts", "near 0: the same few phrases in every episode, the echo itself"),
+    "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
+    "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
+    "seconds": ("seconds so far", "of rollouts and updates"),
+}
+TITLES = {metric: title for metric, (title, _) in METRICS.items()} | {
+    "success": "success (training)",
+    "grad_norm_max": "longest gradient of the iteration",
+    "alive": "share of seeds that have not lost their success",
+}
+LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
+EXACT = ("eval", "seconds", "mutual_information", "alive")  # drawn as they are; the others as moving averages
+STYLE = ["petroff10", {  # colours that all readers tell apart
+    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
+    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
+DASHES = ("-", "--", "-.", ":")
+
+
 def title_of(metric):
     return TITLES.get(metric, metric.replace("_", " "))
 
@@ -432,6 +424,9 @@ def live(cfg, rows):
     display(Image(picture.getvalue()))
 
 
+PAGE = Path(__file__).parent / "figures" / "xray.html"
+
+
 def xray(folder):  # -> Path of the page
     """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
     file = Path(folder, "xray.json")
@@ -446,6 +441,17 @@ def xray(folder):  # -> Path of the page
 
 
 # --------------------------------------------------------------------------------------------- the command line
+OTHERS = """
+Not drawn:
+  success             share of won episodes in the rollout
+  policy_loss, value_loss, clip_fraction    means over the updates; grad_norm_max: of the update with the longest gradient
+  updates, kept, turns, tokens    gradient steps; trajectories used; turns per episode; tokens that the model wrote
+  collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
+  claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim (a
+                      move; on the bandit 0)
+"""
+
+
 def command_line(argv):
     advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
     about = __doc__ + "\nThe columns of log.jsonl that are drawn, and what to look for:\n" + "\n".join(advice) + OTHERS

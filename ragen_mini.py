@@ -26,7 +26,7 @@ Words
 
 Part 1 is the method, in the order in which one would lecture. Its last functions are the loop above: `train` repeats,
 `iterate` plays, `learn` is the other four lines. Part 2 is the engine room (memory, speed, files): skip it on first
-reading. Part 3 is the command line; `cfg` is the Config there.
+reading. Part 3 is the command line.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
 model wrote, b rows of a pass, V words of the vocabulary. B is P*N after the rollout, less after the filter.
 """
@@ -89,6 +89,34 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 #     micro_batches                a batch in parts that fit into memory
 #     judge_thought                --truth-reward: what a thought's true and false claims are paid, by default nothing
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
+def option(default, text):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class Method:
+    """The settings of the method; those of worlds, models and files are added in part 3. `cfg` is all of them. Where the
+    default is None it depends on --starpo-s, or on --model."""
+    prompts: int = option(8, "P: initial states per iteration")
+    rollouts: int = option(16, "N: episodes from each initial state")
+    temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
+    starpo_s: bool = option(False, "the three changes below at once: keep 0.25, kl-coef 0, clip-high 0.28")
+    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
+    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001)")
+    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2)")
+    clip_low: float = option(0.2, "the ratio is clipped below 1 - clip_low")
+    entropy_coef: float = option(0.001, "weight of the entropy bonus")
+    algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
+    gamma: float = option(1.0, "ppo: discount, per token that the model wrote")
+    lam: float = option(1.0, "ppo: lambda of GAE")
+    adv_norm: str = option("std", "grpo: std (divide by the group's, eq. 5) or mean (only subtract it)")
+    update_size: int = option(32, "E: trajectories per update")
+    epochs: int = option(1, "passes over the trajectories of an iteration")
+    online_k: int = option(1, "collect k*P prompts at once, then update on k slices of P (Fig. 10)")
+    lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
+    critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
+
+
 @dataclass
 class Models:
     policy: torch.nn.Module
@@ -275,12 +303,6 @@ def answer_is_complete(traj, ends, cfg):
 #  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
 #     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
 #     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
-# What the program does beyond this proof, with its reason, and its price where it has one:
-#     uncertainty_filter       trains on some prompts only          add_ppo_advantages    whitening
-#     grpo_advantages          divides by the group's std           policy_loss           clip, min; entropy bonus
-#     compute_advantages       a KL penalty in the reward           value_loss            clip
-#     nothing_to_compare       sometimes no step at all             gradient_step         mean over tokens; length
-# and Adam instead of plain steps along the gradient (README: our suspect in the Echo Trap).
 # (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
 
 
@@ -384,9 +406,9 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled.
         # One kl_t may be negative. Their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler
         # divergence, which says how far two distributions are apart.
-        # Why as a reward? A token that *leads to* later drift pays for it, too. (kl_t as a term of the loss would do
-        # nothing on average at the first update: pi_ref has no gradient, and grad log pi has mean 0, see step 2. Other
-        # programs put another estimate of the divergence into the loss, whose gradient has not mean 0.)
+        # Why as a reward? A token that *leads to* later drift pays for it, too.
+        # Why not in the loss? As a term of the loss kl_t would do nothing on average at the first update: pi_ref has no
+        # gradient, and grad log pi has mean 0 (step 2).
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward below 0
     if cfg.algo == "ppo":
@@ -448,7 +470,8 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. The entropy bonus pays a little for
+    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. Its value says nothing (at ratio 1 it
+    is minus the mean of A, about 0), only its gradient counts. The entropy bonus pays a little for
     undecided choices, so that the policy keeps trying several things. Its price: the best policy for the loss is a
     little less decided than the best one for the return."""
     ratio = (logp - old_logp).exp()
@@ -484,7 +507,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
-    What the mean costs: how many tokens there are depends on what was sampled, a small bias. Gradients longer than
+    What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
     MAX_GRAD_NORM are shortened, so that one bad batch cannot move the weights far."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())  # tokens of all parts
@@ -511,6 +534,14 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     models.optimizer.step()
     models.optimizer.zero_grad()
     return stats
+
+
+# Looking back: what goes beyond the proof, with its reason, and its price where it has one:
+#     uncertainty_filter       trains on some prompts only          add_ppo_advantages    whitening
+#     grpo_advantages          divides by the group's std           policy_loss           clip, min; entropy bonus
+#     compute_advantages       a KL penalty in the reward           value_loss            clip
+#     nothing_to_compare       sometimes no step at all             gradient_step         mean over tokens; length
+# and Adam instead of plain steps along the gradient (README: our suspect in the Echo Trap).
 
 
 # ------------------------------------------------------------------------------------------------- the loop
@@ -1320,13 +1351,9 @@ MAY_BE_ZERO = {"seed", "play", "eval_every", "mi_every", "success_rate", "gamma"
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
 
 
-def option(default, text):
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
-class Config:
-    """The settings of a run. Where the default is None it depends on --model or --starpo-s: __post_init__ fills it in."""
+class Config(Method):
+    """All settings of a run. __post_init__ fills in what is None."""
     env: str = option("frozenlake", "world to train in; python envs.py lists them")
     model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
     device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
@@ -1341,31 +1368,13 @@ class Config:
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
     resume: str = option("", "folder of a run: it goes on exactly, with its settings (--iterations and --lr may be new)")
-    prompts: int = option(8, "P: initial states per iteration")
-    rollouts: int = option(16, "N: episodes from each initial state")
     max_turns: int = option(5, "turns of an episode")
     max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
     max_actions: int = option(10, "actions of an episode")
     max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
-    temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
     truth_reward: float = option(0.0, "added for a true claim of a thought, taken for a false one")
     no_think: bool = option(False, "answer at once, without <think>...</think>")
     success_rate: float = option(1 / 3, "FrozenLake: probability of the intended move (later code: 0.8)")
-    algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
-    gamma: float = option(1.0, "ppo: discount, per token that the model wrote")
-    lam: float = option(1.0, "ppo: lambda of GAE")
-    adv_norm: str = option("std", "grpo: std (divide by the group's, eq. 5) or mean (only subtract it)")
-    clip_low: float = option(0.2, "the ratio is clipped below 1 - clip_low")
-    entropy_coef: float = option(0.001, "weight of the entropy bonus")
-    online_k: int = option(1, "collect k*P prompts at once, then update on k slices of P (Fig. 10)")
-    starpo_s: bool = option(False, "the three changes below at once: keep 0.25, kl-coef 0, clip-high 0.28")
-    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
-    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001)")
-    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2)")
-    update_size: int = option(32, "E: trajectories per update")
-    epochs: int = option(1, "passes over the trajectories of an iteration")
-    lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
-    critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
 
     def __post_init__(self):
         if self.device == "auto":
