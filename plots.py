@@ -363,7 +363,11 @@ def curves(folders, out=None):  # -> Path of the picture
             number += 1
             out = Path(f"curves{number}.png")
     need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
-    return dashboard({str(folder): load(folder) for folder in folders}, Path(out), columns=4)
+    labels = [Path(folder).resolve().name for folder in folders]
+    if len(set(labels)) < len(labels):  # runs of the same name, in different folders
+        labels = [str(folder) for folder in folders]
+    runs = [load(folder) for folder in folders]
+    return dashboard(dict(zip(labels, runs)), Path(out), columns=4)
 
 
 def collapse(folder):  # -> Path of the picture
