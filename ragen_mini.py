@@ -332,7 +332,15 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
     """Lists become tensors, padded on the right. This is the only place where anything is shifted: from here on,
-    column t is about *predicting* token t + 1. The model has read inputs[:t+1], the token to come is targets[t]."""
+    column t is about *predicting* token t + 1. The model has read inputs[:t+1], the token to come is targets[t]. For
+    example, with m for the tokens of messages and a for those of answers:
+
+        ids         m1  m2  a1  a2  m3  a3                column      0   1   2   3   4
+        mask        0   0   1   1   0   1                 inputs      m1  m2  a1  a2  m3
+        reward      0   0   0   0   0   1       ->        targets     m2  a1  a2  m3  a3
+                                                          mask        0   1   1   0   1
+                                                          reward      0   0   0   0   1
+    """
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
     return {
         "inputs": pad([traj.ids[:-1] for traj in trajs], device),
@@ -376,15 +384,15 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     gamma < 1 would count later rewards less. lambda < 1 would trust the critic's next forecast more than what really
     came: less noise, but the critic's errors. At gamma = lambda = 1, the default, the v in between cancel, and
     A_t = rewards to come - v_t.
-    The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything. With
-    gamma = lambda = 1:
+    The environment's tokens are jumped over: nobody chose them, they are no steps and must not discount anything. In
+    collate's example, with gamma = lambda = 1:
 
-        token            ours                   the world's    ours
-        v                0.3                        -          0.6
-        r                0                          -          1
-        delta            0 + 0.6 - 0.3 = 0.3        -          1 + 0 - 0.6 = 0.4        (nothing comes after the last)
-        A                0.3 + 0.4     = 0.7        -          0.4
-        to come, less v  1 - 0.3       = 0.7        -          1 - 0.6     = 0.4        the same, as it should
+        column           1 (a1)                 2 (a2)                 3 (m3)    4 (a3)
+        v                0.2                    0.3                      -       0.6
+        r                0                      0                        -       1
+        delta            0 + 0.3 - 0.2 = 0.1    0 + 0.6 - 0.3 = 0.3      -       1 + 0 - 0.6 = 0.4
+        A                0.1 + 0.7     = 0.8    0.3 + 0.4     = 0.7      -       0.4
+        to come, less v  1 - 0.2       = 0.8    1 - 0.3       = 0.7      -       1 - 0.6     = 0.4    as it should
     """
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the last turn

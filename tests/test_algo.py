@@ -42,6 +42,22 @@ def test_gae_is_the_double_loop_over_the_models_tokens(gamma, lam):
     assert (adv[~mask] == 0).all() and (ret[~mask] == 0).all()
 
 
+def test_the_example_of_the_docstrings():
+    """Two messages, two answers: the tables of collate and gae."""
+    traj = rm.Trajectory(None, 0, 10)
+    traj.add_message([1, 2])
+    traj.add_sampled(11, -0.5)
+    traj.add_sampled(12, -0.5)
+    traj.add_message([3])
+    traj.add_sampled(13, -0.5)
+    traj.reward[-1] = 1.0
+    batch = rm.collate([traj], "cpu")
+    assert batch["inputs"].tolist() == [[1, 2, 11, 12, 3]] and batch["targets"].tolist() == [[2, 11, 12, 3, 13]]
+    assert batch["mask"].int().tolist() == [[0, 1, 1, 0, 1]] and batch["reward"].tolist() == [[0, 0, 0, 0, 1]]
+    adv, ret = rm.gae(batch["reward"], torch.tensor([[9, 0.2, 0.3, 9, 0.6]]), batch["mask"], 1.0, 1.0)
+    assert adv[0].tolist() == pytest.approx([0, 0.8, 0.7, 0, 0.4]) and ret[0].tolist() == pytest.approx([0, 1, 1, 0, 1])
+
+
 def test_gae_without_critic_is_reward_to_go():
     reward, _, mask = some_batch(1)
     adv, _ = rm.gae(reward, torch.zeros_like(reward), mask, 1.0, 1.0)
