@@ -138,7 +138,8 @@ BEFORE = 20  # iterations up to the best one: their values are the range of the 
 HEALTHY = 5  # fewer of them are no range
 
 
-def means(y, n):  # of each value and the n - 1 after it
+def means(y, n):  # of each value and the n - 1 after it; of all, if there are not so many
+    n = min(n, len(y))
     return np.convolve(y, np.ones(n) / n, "valid")
 
 

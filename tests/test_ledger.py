@@ -129,6 +129,11 @@ def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
     return run(success, grad_norm_max=norms, grad_norm=[1.0] * n, valid=share, reward_std=[0.4] * n, entropy=[0.5] * n, reward=success, kl=[0.0] * n)
 
 
+def test_means_of_neighbours():
+    assert plots.means(np.array([1.0, 2, 6]), 2).tolist() == [1.5, 4.0]
+    assert plots.means(np.array([1.0, 2, 6]), 5).tolist() == [3.0], "a run that has just begun"
+
+
 def test_the_whole_course():
     assert ledger.trapped(*collapsing(), None) == 1
     assert ledger.lost(*collapsing(), None) == 1
