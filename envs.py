@@ -404,7 +404,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     state, action, new = table[:, :3].astype(int).T
     chance = table[:, 3]
     # States without a row keep their first V. In some the episode is over, and nothing will change. The others are
-    # `horizon` actions away: when one is there, no action is left, and that is what their first V says.
+    # `horizon` actions away: the player who arrives there has none left, and that is what their first V says.
     has_rows = np.unique(state)
     curves = []
     for pick in (np.mean, np.max):

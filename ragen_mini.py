@@ -365,7 +365,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
     Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
     +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
-    Subtracting the mean needs no such warning (step 2)."""
+    Subtracting the mean needs no such warning (2 of the proof)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -416,7 +416,8 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # divergence, which says how far two distributions are apart.
         # Why as a reward? A token that *leads to* later drift pays for it, too.
         # Why not in the loss? As a term of the loss kl_t would do nothing on average at the first update: pi_ref has no
-        # gradient, and grad log pi has mean 0 (step 2).
+        # gradient, and grad log pi has mean 0 (2 of the proof). Who wants it there takes another estimate of the
+        # divergence, whose gradient has another mean.
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward below 0
     if cfg.algo == "ppo":
@@ -432,9 +433,10 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper) makes the loss independent of the scale of rewards: the entropy bonus
-    # and MAX_GRAD_NORM then mean the same in every world. To subtract a mean is step 2 again; and all of the batch is
+    # and MAX_GRAD_NORM then mean the same in every world. To subtract a mean is 2 of the proof again; all of the batch is
     # divided by the *same* number, which changes how long the gradient is, not which token is preferred. (eq. 5 divides
-    # each group by its own, and that does change preferences.)
+    # each group by its own, and that does change preferences. Whitening does so only from batch to batch: one in which
+    # a single return differs is stretched more than others. Of 128 returns that is rarer than of 16.)
     # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
@@ -495,7 +497,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one, and it has no
     gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
 
-    Its price: returns near 11, as on Sokoban, take 20 iterations and more to be forecast."""
+    Its price: returns near 11, as on Sokoban, take 11 / 0.5 = 22 iterations to be forecast."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -613,8 +615,8 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
 
 def nothing_to_compare(R, cfg):  # (k,N)
     """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
-    returns alike? Then differences of A are noise of the critic, which whitening would blow up. (The KL penalty rests
-    as well.)"""
+    returns alike? Then differences of A are noise of the critic, which whitening would blow up. (The KL penalty does
+    not act then, either.)"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -647,7 +649,7 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 # ===========================================================================================================
 # PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable
 # ===========================================================================================================
-# Worth reading some day: `encode`, KVCache, `micro_batches`, `token_logps`. The rest is housekeeping: several processes,
+# Worth reading some day: `encode`, KVCache, `read`, `micro_batches`. The rest is housekeeping: several processes,
 # loading and checking a model, looking and telling, saving and resuming.
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
