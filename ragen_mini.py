@@ -497,7 +497,8 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one, and it has no
     gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
 
-    Its price: returns near 11, as on Sokoban, take 11 / 0.5 = 22 iterations to be forecast."""
+    Its price: returns near 11, as on Sokoban, cannot be forecast before 11 / 0.5 = 22 iterations. (It makes no difference
+    to success there: figures/CLAIMS.md, the critic's rate and clip.)"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
