@@ -266,7 +266,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
         for traj in live:  # everyone acts
             take_turn(traj, tok, cfg, ends)
         live = [traj for traj in live if not traj.done]  # the finished leave
-        cache.select(live)  # and are forgotten
+        cache.select(live)  # and the cache forgets them
     return trajs
 
 
@@ -481,9 +481,9 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. Its value says nothing (at ratio 1 it
-    is minus the mean of A, about 0), only its gradient counts. The entropy bonus pays a little for
-    undecided choices, so that the policy keeps trying several things. Its price: the best policy for the loss is a
-    little less decided than the best one for the return."""
+    is minus the mean of A, about 0), only its gradient counts. The entropy bonus pays a little for undecided choices, so
+    that the policy keeps trying several things. Its price: the best policy for the loss is a little less decided than
+    the best one for the return."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv

@@ -247,7 +247,7 @@ def judge(claim, samples):  # -> the answer that the seeds speak for, and its p 
 
 
 def holm(ps, looks):  # -> corrected in the order of the rows
-    """Whoever looks at the results, adds seeds where nothing is decided yet, and looks again, has two chances to err:
+    """Whoever looks at the results, adds seeds where nothing is decided yet, and looks again, has one chance more to err:
     each p counts `looks` times (Bonferroni)."""
     corrected = np.zeros(len(ps))
     worst = 0.0
