@@ -246,13 +246,14 @@ def judge(claim, samples):  # -> the answer that the seeds speak for, and its p 
     return answer, p
 
 
-def holm(ps, looks):  # -> corrected in the order of the rows
+def holm(ps, looks):  # of each row; -> corrected, in the same order
     """Whoever looks at the results, adds seeds where nothing is decided yet, and looks again, has one chance more to err:
-    each p counts `looks` times (Bonferroni)."""
+    each p counts as often as its row was looked at (Bonferroni)."""
+    ps = np.multiply(ps, looks)
     corrected = np.zeros(len(ps))
     worst = 0.0
     for rank, row in enumerate(np.argsort(ps, kind="stable")):
-        p = looks * (len(ps) - rank) * ps[row]
+        p = (len(ps) - rank) * ps[row]
         worst = max(worst, min(1.0, p))
         corrected[row] = worst
     return corrected

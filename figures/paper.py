@@ -369,7 +369,8 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
             missing.append(claim["says"])
     need(asked, "no claim has its runs: add --run")
     judged = [ledger.judge(claim, samples) for claim, samples in zip(asked, values)]
-    corrected = ledger.holm([p for _, p in judged], PAPER["looks"])
+    looks = [claim.get("looks", PAPER["looks"]) for claim in asked]
+    corrected = ledger.holm([p for _, p in judged], looks)
     lines = []
     for claim, samples, (answer, _), p in zip(asked, values, judged, corrected):
         low, high = ledger.interval_of(claim["kind"], samples)

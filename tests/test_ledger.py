@@ -59,9 +59,9 @@ def test_two_methods():  # scipy.stats.ttest_ind(ours, theirs, equal_var=False)
 
 def test_holm_by_hand():
     """Sorted 0.01 0.02 0.03 0.04, times 4 3 2 1, never falling: 0.04 0.06 0.06 0.06."""
-    assert ledger.holm([0.04, 0.01, 0.03, 0.02], 1) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert ledger.holm([0.9, 0.8], 1) == pytest.approx([1.0, 1.0])
-    assert ledger.holm([0.01, 0.04], 2) == pytest.approx([0.04, 0.08]), "looked at twice"
+    assert ledger.holm([0.04, 0.01, 0.03, 0.02], [1, 1, 1, 1]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert ledger.holm([0.9, 0.8], [1, 1]) == pytest.approx([1.0, 1.0])
+    assert ledger.holm([0.01, 0.02], [3, 1]) == pytest.approx([0.04, 0.04]), "the first was looked at three times: 0.03"
 
 
 @pytest.mark.parametrize("kind, d, bound, verdict", [
