@@ -122,20 +122,13 @@ def yardsticks_of(config, world):  # -> random, optimal; None for a world of the
 
 
 # -------------------------------------------------------------------- when was a run lost, and what moved before?
-# When was success lost, and which signal moved before? With WINDOW = 2 and LOST = 3, say:
-#     iteration    1    2    3    4    5    6    7    8
-#     success      0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
-#     smooth       .55  .95  1.0  0.8  .35  .05  0.0          each the mean of two
-#     best at iteration 3; below half of that for three iterations from 5 on, since 5's mean contains 6; so lost at 6
-# The rule for the other signals is a rough one. In healthy runs, too, a signal may leave the range that it had while
-# the task was learnt: compare with runs that were not lost.
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
 WINDOW = 5  # iterations of which success is the mean, or one lucky rollout would be the best
 LOST = 10  # iterations below half of the best success: a loss, not a dip
+BEFORE = 20  # iterations up to the best one: what a signal did there is its healthy range
+HEALTHY = 5  # fewer of them are no range
 LASTING = 3  # values outside the range in a row: it was left, not touched
 SPIKE = 5  # times the usual value: a spike, not noise
-BEFORE = 20  # iterations up to the best one: their values are the range of the healthy run
-HEALTHY = 5  # fewer of them are no range
 
 
 def means(y, n):  # of each value and the n - 1 after it; of all, if there are not so many
@@ -144,20 +137,29 @@ def means(y, n):  # of each value and the n - 1 after it; of all, if there are n
 
 
 def as_it_stays(y, rows):
-    """A dead run ended because nothing could change any more: its last value would have come again and again. It is
-    appended so often that `onset` sees a loss in the last iterations, too."""
+    """A dead run ended because nothing could change any more: its last value would have come again and again."""
     if "dead" in rows[-1]:
-        return np.append(y, np.full(LOST + WINDOW, y[-1]))
+        return np.append(y, np.full(LOST, y[-1]))
     return y
 
 
-def onset(smooth, peak):  # -> index from which on a run is lost, or None
-    """The first after index `peak` where less than half of the best success is left, for LOST iterations."""
-    low = smooth < smooth[peak] / 2
-    for i in range(peak, len(low)):
+def best_and_loss(config, rows):  # -> iteration of the best success, of its loss (or None)
+    """With WINDOW = 2 and LOST = 3, say:
+
+        iteration      1    2    3    4    5    6    7    8
+        success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
+        mean of two    .55  .95  1.0  0.8  .35  .05  0.0
+
+    It is best at iteration 3, and lost at 6: there begin three iterations in a row below half of the best.
+    """
+    iterations, success = series(config, rows, "success")
+    smooth = means(success, WINDOW)
+    best = smooth.argmax()
+    low = as_it_stays(success, rows) < smooth[best] / 2
+    for i in range(best, len(success)):
         if low[i:i + LOST].sum() == LOST:
-            return i
-    return None
+            return iterations[best], iterations[i]
+    return iterations[best], None
 
 
 def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal is outside its healthy range, how), or None
@@ -165,8 +167,9 @@ def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal i
     values up to there, widened by half its width on each side. A signal has left it where LASTING values in a row lie
     outside, or where one is above SPIKE times the median of the BEFORE values that precede it.
 
-    What falls while the task is learnt widens that range, and is not seen to leave it. The echo itself is often such a
-    fall (different thoughts): look at the curve."""
+    The rule is a rough one. What falls while the task is learnt widens that range, and is not seen to leave it. The echo
+    itself is often such a fall (different thoughts): look at the curve. And in healthy runs, too, a signal may leave the
+    range that it had while the task was learnt: compare with runs that were not lost."""
     end = np.searchsorted(x, best, side="right")
     healthy = y[max(0, end - BEFORE):end]
     if len(healthy) < HEALTHY:  # the best came too early: there is no range to leave
@@ -180,18 +183,6 @@ def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal i
         if usual > 0 and y[i] > SPIKE * usual:
             return x[i], "spike"
     return None
-
-
-def best_and_loss(config, rows):  # -> iteration of the best success, of its loss (or None)
-    iterations, success = series(config, rows, "success")
-    success = as_it_stays(success, rows)
-    smooth = means(success, WINDOW)  # smooth[i] is the mean of success[i], ..., success[i + WINDOW - 1]
-    peak = smooth.argmax()
-    first = onset(smooth, peak)
-    if first is None:
-        return iterations[peak], None
-    low = success[first:] < smooth[peak] / 2  # smooth[first] may be low only because of what follows
-    return iterations[peak], iterations[first + low.argmax()]
 
 
 def anatomy(config, rows):  # -> as best_and_loss, and {signal: what leaves_its_range says of it}

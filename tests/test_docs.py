@@ -136,8 +136,8 @@ def test_speed_tables_are_those_of_the_output():
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page
 
 
-FALLS = {"PPO": "PPO", "`--algo grpo`": "GRPO", "`--clip-high 0.28`": "clip-higher", "`--kl-coef 0`": "no KL", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S",
-         "`--starpo-s --prompts 32`": "StarPO-S of 32", "Adam's beta2 = 0.9": "PPO, Adam beta2 0.9"}
+FALLS = {"PPO": "PPO", "`--clip-high 0.28`": "clip-higher", "`--kl-coef 0`": "no KL", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S",
+         "`--starpo-s --prompts 32`": "StarPO-S of 32"}
 
 
 def test_readme_findings_are_those_of_the_ledger():
@@ -162,4 +162,4 @@ def test_readme_findings_are_those_of_the_ledger():
         assert row[2].replace("seeds ", "") == f"{k} of {len(runs)} [{low:.2f}, {high:.2f}]", label
         assert {line["updates"] for _, rows in runs for line in rows[1:]} <= {int(row[1]), 0}, "updates an iteration"
     assert rows[307]["grad_norm_max"] == pytest.approx(4.6, abs=0.05)
-    assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.75, abs=0.05), pytest.approx(0.01, abs=0.003)]
+    assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
