@@ -122,7 +122,7 @@ def yardsticks_of(config, world):  # -> random, optimal; None for a world of the
 
 
 # -------------------------------------------------------------------- when was a run lost, and what moved before?
-ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
+ANATOMY = ("success", "valid", "distinct", "entropy", "reward_std", "grad_norm_max")
 WINDOW = 5  # iterations of which success is the mean, or one lucky rollout would be the best
 LOST = 10  # iterations below half of the best success: a loss, not a dip
 BEFORE = 20  # iterations up to the best one: what a signal did there is its healthy range
@@ -388,23 +388,23 @@ def draw_anatomy(config, rows, out):  # -> out
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    fig.suptitle(textwrap.fill(story(config, best, lost_at, left), 100), fontsize=9.5)
+    fig.suptitle(story(config, best, lost_at, left), fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
 
 
 def story(config, best, lost_at, left):  # -> the anatomy in words
-    moved = {name: event for name, event in left.items() if event is not None}
-    said = []
-    for name in sorted(moved, key=moved.get):  # the earliest first
-        iteration, how = moved[name]
-        spike = " (a spike)" if how == "spike" else ""
-        said.append(f"{title_of(name)} {iteration}{spike}")
-    order = ", ".join(said) or "none (or the best came too early)"
-    loss = "success is not lost"
+    title = f"{envs.title(config['env'])}: success best at iteration {best}, not lost."
     if lost_at is not None:
-        loss = f"success is lost from iteration {lost_at} on (grey)"
-    return f"{envs.title(config['env'])}: best at iteration {best}; {loss}. Outside their earlier range (red): {order}"
+        title = f"{envs.title(config['env'])}: success best at iteration {best}, lost at {lost_at} (grey)."
+    before = []
+    for name, event in left.items():
+        if event is not None and event[0] != lost_at:
+            iteration, how = event
+            spike = " (a spike)" if how == "spike" else ""
+            before.append((iteration, f"{title_of(name)} {iteration}{spike}"))
+    moved = [words for _, words in sorted(before)]
+    return textwrap.fill(f"{title} Out of their earlier range (red): {', '.join(moved) or 'none'}", 100)
 
 
 # ------------------------------------------------------------------------------------- in a notebook; by token
