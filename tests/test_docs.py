@@ -136,7 +136,7 @@ def test_speed_tables_are_those_of_the_output():
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page
 
 
-FALLS = {"PPO": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "its control, 2 random prompts": "random quarter", "`--starpo-s --prompts 32`": "StarPO-S of 32"}
+FALLS = {"PPO": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "its control, 2 random prompts (at once)": "random quarter", "`--starpo-s --prompts 32`": "StarPO-S of 32"}
 
 
 def test_readme_findings_are_those_of_the_ledger():
