@@ -28,13 +28,12 @@ import traceback
 import zlib
 from functools import lru_cache, partial
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
-WRITABLE = (*MOVES, "Teacher", "Engineer", "Librarian", "Trader")  # actions that the embedded model was taught
-NUMBER = (int, float, np.generic)
 MOST_STATES = 20_000  # of a level: more would take hours
 TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
 
@@ -52,16 +51,6 @@ def shift(cell, move, times=1):
     """shift((2, 2), "Up") -> (1, 2)"""
     down, right = MOVES[move]
     return cell[0] + times * down, cell[1] + times * right
-
-
-def offset(a, b):
-    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
-    down, right = b[0] - a[0], b[1] - a[1]
-    parts = []
-    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
-        if steps > 0:
-            parts.append(f"{steps} {word}")
-    return " and ".join(parts)
 
 
 def picture(size, symbols, elsewhere):
@@ -84,17 +73,18 @@ class Env:
     """
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
-    draw_args = ()    # what `draw` gets besides its random generator
+    draw_args = ()    # what `draw` gets besides rng; no self, since a level belongs to (class, draw_args, seed)
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # until it is reset
 
+    # `reset` and `step` have Gymnasium's form: the observation is what `render` says, info a dict with "success"
     def reset(self, seed=None, options=None):  # -> observation, info
         """Without a seed: some level that is not held out."""
         if seed is None:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, noise, 1])  # a third number: never the stream that draws a level
+        self.dice = np.random.default_rng([seed, noise, 1])  # find_level has [seed, attempt]: another stream
         self.over = False
         return self.render(), {"success": False}
 
@@ -113,7 +103,7 @@ class Env:
 class Bandit(Env):
     """Two arms, one pull. State: before the pull the pair of names, in the order shown; after it the name pulled.
     Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
-    which is which; the seed shuffles them. Success is the better decision, the risky arm, whatever it happens to pay."""
+    which is which; the seed shuffles their order. Success is the better decision, the risky arm, whatever it pays."""
     split = False  # there are only two levels
 
     def __init__(self, low, high):
@@ -148,8 +138,8 @@ class Bandit(Env):
 # -------------------------------------------------------------------------------------------------- sokoban
 class Sokoban(Env):
     """Push every box onto a target: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
-    State: (player, boxes). Reward: -0.1 per action, +1 / -1 for a push that puts a box on / takes it off a target, +10
-    when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
+    State: (player, boxes), the boxes sorted. Reward: -0.1 per action, +1 / -1 for a push that puts a box on / takes it
+    off a target, +10 when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
     actions = tuple(MOVES)
 
     def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
@@ -319,8 +309,7 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
         if not world.split:
             return drawn
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0
-        wanted = seed in EVAL_SEEDS
-        if held_out == wanted:
+        if held_out == (seed in EVAL_SEEDS):
             return drawn
     raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
                     "Or are there so few levels that none can be held out? Then write split = False")
@@ -344,7 +333,8 @@ def title(name):
 
 
 def make(name, success_rate=1 / 3):
-    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate."""
+    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate. (The
+    name is looked up in ENVS by find_world; it takes worlds of your own, too, and stands with those.)"""
     world = find_world(name)
     if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)
@@ -368,54 +358,37 @@ def solve(env):
                 queue.append(new)
 
 
-def transitions(env, horizon):
-    """Everything that can happen within `horizon` actions, breadth first.
-    -> states; and a row for every possible transition: number of the state, of the action, of the next state; its chance.
-    Bandit: states [start, Teacher, Engineer], rows [0 0 1 1.0], [0 1 2 0.75], [0 1 2 0.25]."""
-    index = {env.state: 0}
-    table = []
-    frontier = [env.state]
-    for _ in range(horizon):
-        reached = []
-        for state in frontier:
-            for a, action in enumerate(env.actions):
-                for chance, new, _, over in env.outcomes(state, action):
-                    if new not in index:
-                        index[new] = len(index)
-                        if not over:
-                            reached.append(new)
-                    table.append((index[state], a, index[new], chance))
-        frontier = reached
-        need(len(index) <= MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} "
-             "states, too many for exact yardsticks: make it smaller, or lower --max-actions")
-    return list(index), np.array(table)
-
-
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by dynamic programming. After j rounds V[s] is the chance of success from state s with j actions left. At
-    first, with none, it is 1 if s is won, else 0. In a round, Q[s,a] is the mean of V over what action a may lead to, and
-    the new V[s] is the mean of Q[s,a] over the actions for a random player, their maximum for the best one, who sees the
-    state before every action.
+    """Exact. With no actions left the chance of success is 1 in a state that is won, else 0. Before that the chance of an
+    action is the mean over what it may lead to. A random player has the mean over the actions, the best one, who sees
+    the state before every action, their maximum.
 
-    Bandit, one action: at first V[start] = 0, V[Teacher] = 0, V[Engineer] = 1, since the risky arm counts as won.
-    Q[start, pull Teacher] = V[Teacher] = 0 and Q[start, pull Engineer] = V[Engineer] = 1. So the new V[start] is 0.5 for
-    the random player, their mean, and 1 for the best one, their maximum."""
-    states, table = transitions(env, horizon)
-    state, action, new = table[:, :3].astype(int).T
-    chance = table[:, 3]
-    # States without a row keep their first V. In some the episode is over, and nothing will change. The others are
-    # `horizon` actions away: the player who arrives there has none left, and that is what their first V says.
-    has_rows = np.unique(state)
+    Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
+    whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
+    need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
+
+    @lru_cache(maxsize=None)
+    def outcomes(state, action):
+        asked = outcomes.cache_info().currsize / len(env.actions)
+        need(asked < MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, too "
+             "many for exact yardsticks: make it smaller, or lower --max-actions")
+        return env.outcomes(state, action)
+
+    @lru_cache(maxsize=None)  # many paths lead to the same state
+    def chance(state, left, pick):  # of success, with so many actions left
+        if left == 0:
+            return float(env.won(state))
+        by_action = []
+        for action in env.actions:
+            mean = 0.0
+            for p, new, _, over in outcomes(state, action):
+                mean += p * chance(new, 0 if over else left - 1, pick)
+            by_action.append(mean)
+        return pick(by_action)
+
     curves = []
-    for pick in (np.mean, np.max):
-        V = np.array([float(env.won(s)) for s in states])
-        curve = [V[0]]  # states[0] is the present state
-        for _ in range(horizon):
-            Q = np.zeros((len(states), len(env.actions)))
-            np.add.at(Q, (state, action), chance * V[new])  # Q[s,a] += chance * V[s'], row by row of the table
-            V[has_rows] = pick(Q[has_rows], axis=1)
-            curve.append(V[0])
-        curves.append(curve)
+    for pick in (fmean, max):
+        curves.append([chance(env.state, left, pick) for left in range(horizon + 1)])
     return np.array(curves)
 
 
@@ -445,10 +418,10 @@ def yardsticks_of_run(name, settings):  # -> random, optimal
 
 def interval(p, n, z=1.96):
     """Wilson's 95% interval of a share p that was seen in n episodes; it stays inside 0..1 -> low, high."""
-    center = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    low, high = (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)
-    return min(p, low), max(p, high)  # rounding must not put p = 0 or 1 outside
+    shrink = 1 + z * z / n
+    center = (p + z * z / (2 * n)) / shrink
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
 # ===========================================================================================================
@@ -456,6 +429,16 @@ def interval(p, n, z=1.96):
 # ===========================================================================================================
 # ------------------------------------------------------------------------------------- is a thought true?
 WHERE = r"\d (up|down)( and \d (left|right))?|\d (left|right)"
+
+
+def offset(a, b):
+    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
+    down, right = b[0] - a[0], b[1] - a[1]
+    parts = []
+    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
+        if steps > 0:
+            parts.append(f"{steps} {word}")
+    return " and ".join(parts)
 
 
 def facts(env):  # -> what a claim looks like, {thing: what is true of it now}
@@ -488,6 +471,10 @@ def claims(env, thought):  # -> [(what it says, is that true?), ...]
 
 
 # ------------------------------------------------------------------------------------- a world of your own
+WRITABLE = (*MOVES, "Teacher", "Engineer", "Librarian", "Trader")  # actions that the embedded model was taught
+NUMBER = (int, float, np.generic)
+
+
 @contextlib.contextmanager
 def blame(name):
     """Whatever goes wrong in a user's own code becomes one line that says where."""
@@ -515,12 +502,12 @@ def find_world(name):  # -> what makes the world when it is called
         return name
     if name in ENVS:
         return ENVS[name]
-    file, _, title = name.rpartition(":")
+    file, _, class_name = name.rpartition(":")
     need(file.endswith(".py"), f"{name}: choose {', '.join(ENVS)}, or my_world.py:Class")
     need(Path(file).is_file(), f"{name}: there is no file {file} here")
     found = run_file(file)
-    need(title in found, f"{name}: {file} does not define {title}")
-    return found[title]
+    need(class_name in found, f"{name}: {file} does not define {class_name}")
+    return found[class_name]
 
 
 def check(name, tok=None, horizon=10):
@@ -652,7 +639,7 @@ def to_gymnasium(name, success_rate=1 / 3):
 
 
 # --------------------------------------------------------------------------------------------- the command line
-def print_table(budgets=(1, 5, 10, 15, 20, 25)):
+def print_table(budgets=(1, 2, 5, 10, 15)):
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
     for name, rate in [*itertools.product(ENVS, [1 / 3]), ("frozenlake", 0.8)]:

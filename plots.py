@@ -6,11 +6,10 @@ How the data look, from small to large:
     run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
     runs    what one line of a picture is made of: runs that differ only in their seed (here one, for the paper several)
     lines   what one panel shows: {"PPO": runs, "GRPO": runs}
-    panel   (metric, title, lines); a metric is a column of the log, or one of those that `series` explains
+    panel   (metric, prefix of its title, lines); a metric is a column of the log, or one that `series` explains
 
-A run is *lost* when less than half of its best success is left for ten iterations, *dead* when it was ended because ten
-iterations in a row had nothing to compare: nothing could change any more. The log says "collapse" where fewer than half
-of the turns are valid for the first time.
+A run is *lost* when for ten iterations less than half of its best success is left (the best mean of five iterations). It
+is *dead* when it was ended because ten iterations in a row had nothing to compare: nothing could change any more.
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
@@ -22,7 +21,6 @@ import io
 import json
 import math
 import sys
-import textwrap
 from pathlib import Path
 
 import matplotlib.figure
@@ -48,10 +46,10 @@ def load(folder):  # -> a run: config, rows
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
     """metric: a column of the log, or "eval" (success in the run's own world), "eval sokoban" (in another one), "seconds"
-    (summed up), "alive" (1 until success is lost, then 0). One iteration of --online-k plays k*P prompts, so it counts
+    (summed up), "kept" (1 until success is lost, then 0). One iteration of --online-k plays k*P prompts, so it counts
     for k."""
-    if metric == "alive":
-        return alive(config, rows)
+    if metric == "kept":
+        return kept_success(config, rows)
     x, y = [], []
     for row in rows:
         value = value_in(row, metric, config["env"])
@@ -70,9 +68,6 @@ def value_in(row, metric, own_world):  # -> number, or None: this row has none
     if kind == "seconds" and "seconds_rollout" in row:
         return row["seconds_rollout"] + row["seconds_update"]
     return row.get(kind)
-
-
-OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -113,7 +108,8 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
     return np.array(averages).T
 
 
-def yardsticks_of(config, world):  # -> random, optimal; None for a world of the user's that this run was not evaluated in
+def yardsticks_of(config, world):  # -> random, optimal; or None
+    """config.json has those of the run's own evaluations; others can be calculated if the world is built in."""
     if world in config.get("yardsticks", {}):
         return tuple(config["yardsticks"][world])
     if world in envs.BUILT_IN:
@@ -122,10 +118,10 @@ def yardsticks_of(config, world):  # -> random, optimal; None for a world of the
 
 
 # -------------------------------------------------------------------- when was a run lost, and what moved before?
-ANATOMY = ("success", "valid", "distinct", "entropy", "reward_std", "grad_norm_max")
+ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
 WINDOW = 5  # iterations of which success is the mean, or one lucky rollout would be the best
 LOST = 10  # iterations below half of the best success: a loss, not a dip
-BEFORE = 20  # iterations up to the best one: what a signal did there is its healthy range
+BEFORE = 20  # values that say what is usual: up to the best iteration its healthy range, up to any other its median
 HEALTHY = 5  # fewer of them are no range
 LASTING = 3  # values outside the range in a row: it was left, not touched
 SPIKE = 5  # times the usual value: a spike, not noise
@@ -185,17 +181,23 @@ def leaves_its_range(x, y, best):  # -> (the first iteration at which a signal i
     return None
 
 
-def anatomy(config, rows):  # -> as best_and_loss, and {signal: what leaves_its_range says of it}
+def anatomy(config, rows, signals=ANATOMY):
+    """-> as best_and_loss, and of each signal that the log has what leaves_its_range says, for example
+    {"entropy": (175, "spike"), "valid": None}. None also stands for what moved only with the loss, or after it."""
     best, lost_at = best_and_loss(config, rows)
     left = {}
-    for name in ANATOMY:
+    for name in signals:
         x, y = series(config, rows, name)
-        if len(x) >= BEFORE:
-            left[name] = leaves_its_range(x, y, best)
+        if len(x) < BEFORE:
+            continue
+        event = leaves_its_range(x, y, best)
+        if event is not None and lost_at is not None and event[0] >= lost_at:
+            event = None
+        left[name] = event
     return best, lost_at, left
 
 
-def alive(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
+def kept_success(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
     iterations, _ = series(config, rows, "success")
     _, lost_at = best_and_loss(config, rows)
     if lost_at is None:
@@ -222,10 +224,11 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
 TITLES = {metric: title for metric, (title, _) in METRICS.items()} | {
     "success": "success (training)",
     "grad_norm_max": "longest gradient of the iteration",
-    "alive": "share of seeds that have not lost their success",
+    "kept": "share of seeds that have not lost their success",
 }
 LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
-EXACT = ("eval", "seconds", "mutual_information", "alive")  # drawn as they are; the others as moving averages
+EXACT = ("eval", "seconds", "mutual_information", "kept")  # drawn as they are; the others as moving averages
+OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
@@ -236,7 +239,7 @@ def title_of(metric):
     return TITLES.get(metric, metric.replace("_", " "))
 
 
-def draw_panel(ax, metric, title, lines, labels):
+def draw_panel(ax, metric, prefix, lines, labels):
     """Line: the mean over its seeds, on a logarithmic axis their median. Thin lines: each seed, since events that come at
     different times vanish in a mean. A band: the 95% interval of a success rate with one seed. `lines` are those of this
     panel, `labels` those of the whole picture: each keeps its colour everywhere."""
@@ -252,7 +255,7 @@ def draw_panel(ax, metric, title, lines, labels):
     if kind == "eval":
         ax.set_ylim(0, 1.02)
         draw_yardsticks(ax, world, lines)
-    ax.set_title(title + title_of(kind))
+    ax.set_title(prefix + title_of(kind))
     ax.set_xlabel("iteration")
     if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
@@ -265,7 +268,7 @@ def draw_line(ax, kind, x, y, label, number):  # y (seeds, iterations)
         y = moving_average(y)
     if len(y) > 1:
         label += f", {len(y)} seeds"
-        if kind != "alive":
+        if kind != "kept":
             ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
     middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
     style = DASHES[number % len(DASHES)] + ("o" if kind == "eval" else "")
@@ -295,15 +298,15 @@ def draw_yardsticks(ax, world, lines):
 
 
 @matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, lines) of each -> out
+def draw(title, panels, out, columns, labels=None):  # panels: (metric, prefix, lines) of each -> out
     height = math.ceil(len(panels) / columns)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
     shown = None
-    for place, (metric, panel_title, lines) in enumerate(panels, 1):
+    for place, (metric, prefix, lines) in enumerate(panels, 1):
         ax = fig.add_subplot(height, columns, place)
-        draw_panel(ax, metric, panel_title, lines, labels or list(lines))
+        draw_panel(ax, metric, prefix, lines, labels or list(lines))
         if list(lines) != shown:  # the same lines as in the panel before need no second legend
-            ax.legend(title=band_of(metric, lines))
+            ax.legend(title=legend_title(metric, lines))
         shown = list(lines)
     fig.suptitle(title, fontsize=11)
     drawn = {metric.split()[0] for metric, _, _ in panels}
@@ -317,8 +320,8 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, title, l
     return out
 
 
-def band_of(metric, lines):  # -> what is drawn, in words
-    if metric == "alive":
+def legend_title(metric, lines):  # -> what is drawn, in words
+    if metric == "kept":
         return ""
     if max(len(runs) for runs in lines.values()) > 1:
         return "median and each seed" if metric in LOGARITHMIC else "mean and each seed"
@@ -370,41 +373,31 @@ def collapse(folder):  # -> Path of the picture
 
 
 @matplotlib.style.context(STYLE)
-def draw_anatomy(config, rows, out):  # -> out
-    """One run, its signals stacked on one axis: when was it lost, and what moved first?"""
-    best, lost_at, left = anatomy(config, rows)
+def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
+    """One run, its signals stacked on one axis: when was it lost, and what moved before?"""
+    best, lost_at, left = anatomy(config, rows, signals)
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(left) + 1), layout="constrained")
     axes = fig.subplots(len(left), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, name in zip(axes, left):
+    for ax, (name, event) in zip(axes, left.items()):
         x, y = series(config, rows, name)
         ax.set_title(title_of(name), loc="left")
         ax.plot(x, y, color="C0", lw=1)
-        if name in LOGARITHMIC and max(y) > 0:
-            ax.set_yscale("log", nonpositive="clip")
         if lost_at is not None:
             ax.axvspan(lost_at, rows[-1]["iteration"] * config["online_k"], color="0.5", alpha=0.15, lw=0)
-        if left[name] is not None:
-            ax.axvline(left[name][0], color="tab:red", lw=1.5)
+        if name in LOGARITHMIC and max(y) > 0:
+            ax.set_yscale("log", nonpositive="clip")
+        if event is not None:
+            iteration, how = event
+            ax.axvline(iteration, color="tab:red", lw=1.5)
+            ax.annotate(f" {iteration} ({how})", (iteration, 0.85), xycoords=("data", "axes fraction"), color="tab:red")
     axes[0].plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
     axes[0].legend()
     axes[-1].set_xlabel("iteration")
-    fig.suptitle(story(config, best, lost_at, left), fontsize=9.5)
+    lost = "not lost" if lost_at is None else f"lost at {lost_at} (grey)"
+    title = f"{envs.title(config['env'])}: success is best at iteration {best}, {lost}. Red: out of its earlier range"
+    fig.suptitle(title, fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
-
-
-def story(config, best, lost_at, left):  # -> the anatomy in words
-    title = f"{envs.title(config['env'])}: success best at iteration {best}, not lost."
-    if lost_at is not None:
-        title = f"{envs.title(config['env'])}: success best at iteration {best}, lost at {lost_at} (grey)."
-    before = []
-    for name, event in left.items():
-        if event is not None and event[0] != lost_at:
-            iteration, how = event
-            spike = " (a spike)" if how == "spike" else ""
-            before.append((iteration, f"{title_of(name)} {iteration}{spike}"))
-    moved = [words for _, words in sorted(before)]
-    return textwrap.fill(f"{title} Out of their earlier range (red): {', '.join(moved) or 'none'}", 100)
 
 
 # ------------------------------------------------------------------------------------- in a notebook; by token

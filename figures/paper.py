@@ -279,7 +279,7 @@ def anatomy(name, args):  # -> Markdown of the picture of a run that shows the t
         seed = trapped[0]
     config, rows = runs[seed]
     args.folder.mkdir(parents=True, exist_ok=True)
-    plots.draw_anatomy(config, rows, args.folder / f"{name}.png")
+    plots.draw_anatomy(config, rows, args.folder / f"{name}.png", PAPER["figures"][name]["signals"])
     title = PAPER["figures"][name]["title"]
     title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
@@ -317,7 +317,7 @@ def starts(name, args):  # -> Markdown; a row for each embedded model that has r
             for method in PAPER["sets"][methods]:
                 runs = runs_of(world, method, this)
                 head.append(f"{world}, {method}")
-                if metric == "alive":
+                if metric == "kept":
                     k = sum(ledger.lost(*run, None) for run in runs)
                     cells.append(f"{k:.0f} of {len(runs)} lost")
                 else:

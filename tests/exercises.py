@@ -306,19 +306,18 @@ EXERCISES = {
     "yardsticks": Exercise("2 random and optimal play", 1, envs.yardsticks, both_players, [
         dict(world="frozenlake", seed=3, horizon=4), dict(world="sokoban", seed=2, horizon=3),
         dict(world="bandit", seed=0, horizon=2)], [
-        ("the first number is that of 0 actions left", "curve = [V[0]]", "curve = []"),
-        ("the random player is the mean over his actions, not the best one", "(np.mean, np.max)", "(np.max, np.max)"),
-        ("the best player takes the maximum over his actions", "(np.mean, np.max)", "(np.mean, np.mean)"),
-        ("the probabilities of the outcomes are missing", "chance * V[new]", "V[new]"),
-        ("random comes first, then optimal", "(np.mean, np.max)", "(np.max, np.mean)"),
-        ("V is the chance to have won, not a sum of it over the steps", "V[has_rows] = pick", "V[has_rows] += pick"),
-        ("where the episode is over nothing changes any more: a win stays a win", "V[has_rows] = pick(Q[has_rows], axis=1)",
-         "V = pick(Q, axis=1)"),
-        ("you play on after the end: where an outcome says `over`, nothing more happens",
-         "    states, table = transitions(env, horizon)",
-         "    env.outcomes = lambda s, a, ask=env.outcomes: [(p, new, r, False) for p, new, r, _ in ask(s, a)]\n"
-         "    states, table = transitions(env, horizon)"),
-        ("the worst action is not the best player's", "np.max", "np.min"),
+        ("the first number is that of 0 actions left", "range(horizon + 1)", "range(1, horizon + 1)"),
+        ("the random player is the mean over his actions, not the best one", "(fmean, max)", "(max, max)"),
+        ("the best player takes the maximum over his actions", "(fmean, max)", "(fmean, fmean)"),
+        ("the probabilities of the outcomes are missing", "p * chance(", "chance("),
+        ("random comes first, then optimal", "(fmean, max)", "(max, fmean)"),
+        ("V is the chance to have won, not a sum of it over the steps", "return pick(by_action)",
+         "return pick(by_action) + chance(state, left - 1, pick)"),
+        ("where the episode is over nothing changes any more: a win stays a win", "chance(new, 0 if over else left - 1, pick)",
+         "(0 if over else chance(new, left - 1, pick))"),
+        ("you play on after the end: where an outcome says `over`, nothing more happens", "0 if over else left - 1",
+         "left - 1"),
+        ("the worst action is not the best player's", "(fmean, max)", "(fmean, min)"),
     ]),
     "parse_answer": Exercise("3 words become actions", 1, rm.parse_answer, results("actions"), [
         dict(text=text, actions=MOVES, limit=3) for text in (

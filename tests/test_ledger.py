@@ -157,7 +157,7 @@ def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
     for row in rows[moves_at:]:
         row["entropy"] = 0.1
     _, lost_at, left = plots.anatomy(config, rows)
-    assert (lost_at, *left["entropy"]) == (60, moves_at, "outside")
+    assert lost_at == 60 and left["entropy"] == ((moves_at, "outside") if moves_at < 60 else None)
     assert left["grad_norm_max"] == (58, "spike")
     assert ledger.warned(config, rows, "entropy") == warned
     assert ledger.warned(config, rows, "reward_std") == 0, "it did not move"
