@@ -302,7 +302,7 @@ def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest s
             cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}], {mean:.2f}; {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
-    return f"{PAPER['figures'][name]['title']} ({legend})\n\n" + markdown(head, lines.values())
+    return f"{PAPER['figures'][name]['title']} ({legend})\n\n" + markdown(head, lines.values()) + caption(name)
 
 
 def starts(name, args):  # -> Markdown; a row for each embedded model that has runs here
