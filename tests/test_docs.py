@@ -136,16 +136,17 @@ def test_speed_tables_are_those_of_the_output():
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page
 
 
-FALLS = {"PPO": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "its control, 2 random prompts (at once)": "random quarter", "`--starpo-s --prompts 32`": "StarPO-S of 32"}
+FALLS = {"(PPO)": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "as many prompts, unfiltered": "random quarter",
+         "`--starpo-s --prompts 32`": "StarPO-S of 32"}
 
 
 def test_readme_findings_are_those_of_the_ledger():
-    """Every interval, and every "k of n" runs that were lost, in the sections on the Echo Trap and StarPO-S."""
+    """Every interval, and every "k of n" runs that were lost, in the sections on the Echo Trap, StarPO-S and the results."""
     args = paper.parse(["claims"])
     args.folder = ROOT / "figures/tiny"
     page = (ROOT / "figures/CLAIMS.md").read_text()  # what the program prints: test_figures.py
-    section = README.split("## The Echo Trap")[1].split("\n## Results")[0]
-    intervals = re.findall(r"-?\d+\.\d+ \[[^]]*\]", section)
+    section = README.split("## The Echo Trap")[1].split("\n## Files")[0]
+    intervals = re.findall(r"-?\d+\.\d+ \[[^]]*\]", section.replace("\n", " "))
     assert len(intervals) >= 2
     _, rows = paper.runs_of("trap", "PPO", args)[12]  # the one of the picture
     assert (rows[310]["grad_norm_max"], rows[311]["valid"]) == (pytest.approx(0.71, abs=0.005), 0)
