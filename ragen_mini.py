@@ -30,6 +30,7 @@ reading. Part 3 is the command line.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
 model wrote, b rows of a pass, V words of the vocabulary. B is P*N after the rollout, less after the filter.
 """
+import argparse
 import contextlib
 import copy
 import functools
@@ -69,7 +70,9 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 CUDA = torch.cuda.is_available()
 RANK = int(os.environ.get("RANK", 0))  # of this process, if torchrun has started several
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorator: bf16 inside, the weights stay fp32
+# As a decorator: bf16 inside, the weights stay fp32. NOTE: never one inside another, and one gradient step in each. Until
+# the outermost one ends, autocast keeps the bf16 copies that it has made of the weights, also when a step changes these.
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 
 
 # ===========================================================================================================
@@ -85,8 +88,9 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # as a decorato
 #     pad                          lists of different lengths as one tensor, zeros on the right
 #     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
 #     token_values                 of the model's own tokens (n,): the critic's forecast
-#     grid_logps, on_grid          token_logps and token_values without gradient, each number in its place: (B,T-1)
-#     micro_batches                a batch in parts that fit into memory
+#     on_grid(function, batch)     function(part) for all of the batch without gradient, each number in its place: (B,T-1)
+#     grid_logps                   the same of token_logps
+#     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
 #     judge_thought                --truth-reward: what a thought's true and false claims are paid, by default nothing
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
 def option(default, text):
@@ -140,7 +144,7 @@ def message(env, cfg, actions_left, reward=None):  # -> text
         head = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
                 f"||. Write exactly {shape} and nothing else.\n\n")
     else:
-        head = f"Reward: {reward:.1f}\n"
+        head = f"Reward: {round(reward, 3)}\n"  # 1.0, -0.1
     return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
 
 
@@ -218,10 +222,11 @@ def take_turn(traj, tok, cfg, ends):
     ended = answer[-1] in ends  # else it was cut off at max_new_tokens
     written = answer[:-1] if ended else answer
     text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
-    missing = "<think></think>" if cfg.no_think else ""  # parse_answer wants a thought
+    missing = "<think></think>" if cfg.no_think else ""  # so that parse_answer needs one pattern only
     actions = parse_answer(missing + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
-    bonus = judge_thought(turn, env, cfg)  # an extra: are its claims true? For the log; it pays only with --truth-reward
+    # An extra, before the world moves: are the thought's claims true? For the log; it pays only with --truth-reward.
+    bonus = judge_thought(turn, env, cfg)
     if not turn["valid"]:
         turn["reward"] += FORMAT_PENALTY  # and nothing moves
     for action in actions or []:
@@ -238,7 +243,7 @@ def take_turn(traj, tok, cfg, ends):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, told), after_answer=True)
-        if answer[-1] == ends[0]:  # the model wrote it, so it is trained, and must not stand there twice
+        if answer[-1] == ends[0]:  # the message begins with the token that ends an answer: the model has written it
             following = following[1:]
         traj.add_message(following)
 
@@ -285,7 +290,7 @@ def answer_is_complete(traj, ends, cfg):
 
 # --------------------------------------------------------------------------- why it works: the policy gradient
 # Why does a lower loss mean a higher return? We want the gradient, with respect to the model's weights, of the mean
-# return <R>: the mean over all episodes that pi may play. (pi is the policy at the temperature of the rollout, always.)
+# return <R>: the mean over all episodes tau that pi, the policy at the temperature of the rollout, may play.
 #  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
 #     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. With
 #     grad p = p grad log p,
@@ -298,7 +303,8 @@ def answer_is_complete(traj, ends, cfg):
 #  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
 #     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
 #     those still to come. GRPO subtracts the group's mean return: the other episodes were played without this token.
-#  4. A token that pi_old sampled counts as if pi had, if it is multiplied by ratio = pi / pi_old (importance sampling):
+#     (This one is in the mean, too; what that does is said at grpo_advantages.)
+#  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
 #     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
 #     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
@@ -415,11 +421,10 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # One kl_t may be negative. Their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler
         # divergence, which says how far two distributions are apart.
         # Why as a reward? A token that *leads to* later drift pays for it, too.
-        # Why not in the loss? As a term of the loss kl_t would do nothing on average at the first update: pi_ref has no
-        # gradient, and grad log pi has mean 0 (2 of the proof). Who wants it there takes another estimate of the
-        # divergence, whose gradient has another mean.
+        # Why not in the loss? There kl_t would do nothing on average at the first update: pi_ref has no gradient, and
+        # grad log pi has mean 0 (2 of the proof).
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
-        penalty = -cfg.kl_coef * batch["kl"]  # a reward below 0
+        penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
     if cfg.algo == "ppo":
         add_ppo_advantages(batch, penalty, models.critic, cfg)
     else:
@@ -432,21 +437,22 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper) makes the loss independent of the scale of rewards: the entropy bonus
-    # and MAX_GRAD_NORM then mean the same in every world. To subtract a mean is 2 of the proof again; all of the batch is
-    # divided by the *same* number, which changes how long the gradient is, not which token is preferred. (eq. 5 divides
-    # each group by its own, and that does change preferences. Whitening does so only from batch to batch: one in which
-    # a single return differs is stretched more than others. Of 128 returns that is rarer than of 16.)
-    # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B.
+    # Whitening (released code, not in the paper): subtract the mean over all tokens, divide by their std.
+    # Why? The loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the same in every
+    # world. To subtract a mean is 2 of the proof again. All of a batch is divided by the *same* number, which changes how
+    # long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
+    # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And a batch in which one
+    # return alone differs is stretched more than others.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
-    """One number for a whole episode, from its group. The KL penalty differs by token: each token bears its own and those
-    of the tokens after it, as with any reward. It is added after eq. 5 has divided by the group's std, or the same drift
-    would cost more in one group than in another. (PPO whitens the penalty together with the rewards. So the same kl_coef
-    weighs differently there.) No forecast is subtracted from the penalty to come: that is right on average, but noisy."""
+    """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward.
+
+    They are added after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in
+    another. (PPO whitens penalties and rewards together, so that the same kl_coef weighs differently there.) No forecast
+    is subtracted from the penalties to come: that is right on average, but noisy."""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -497,8 +503,8 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one, and it has no
     gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
 
-    Its price: returns near 11, as on Sokoban, cannot be forecast before 11 / 0.5 = 22 iterations. (It makes no difference
-    to success there: figures/CLAIMS.md, the critic's rate and clip.)"""
+    Its price: forecasts of returns near 11, as on Sokoban, take about 11 / 0.5 = 22 iterations. (It makes no difference
+    to success there: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -514,13 +520,14 @@ def update(batch, models, cfg, seed):  # -> statistics of every gradient step
     return steps
 
 
+@autocast
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
     MAX_GRAD_NORM are shortened, so that one bad batch cannot move the weights far."""
-    stats = Counter()
+    stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
@@ -537,9 +544,9 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             stats["value_loss"] += critic_loss.item()
     stats = add_up(stats)
     norms = []
-    for weights in models.optimizer.param_groups:  # the policy's, the critic's
-        add_up_gradients(weights["params"])
-        norms.append(torch.nn.utils.clip_grad_norm_(weights["params"], MAX_GRAD_NORM).item())
+    for network in models.optimizer.param_groups:  # the policy's weights, the critic's
+        add_up_gradients(network["params"])
+        norms.append(torch.nn.utils.clip_grad_norm_(network["params"], MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]
     need(np.isfinite([*stats.values(), *norms]).all(), message_not_finite("loss or gradient", cfg))
     models.optimizer.step()
@@ -548,10 +555,14 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
 
 
 # Looking back: what goes beyond the proof, with its reason, and its price where it has one:
-#     uncertainty_filter       trains on some prompts only          add_ppo_advantages    whitening
-#     grpo_advantages          divides by the group's std           policy_loss           clip, min; entropy bonus
-#     compute_advantages       a KL penalty in the reward           value_loss            clip
-#     nothing_to_compare       sometimes no step at all             gradient_step         mean over tokens; length
+#     uncertainty_filter       trains on some prompts only
+#     grpo_advantages          divides by the group's std
+#     compute_advantages       puts a KL penalty into the reward
+#     add_ppo_advantages       whitens
+#     policy_loss              clips, takes the min; pays for entropy
+#     value_loss               clips
+#     gradient_step            takes the mean over tokens; shortens the gradient
+#     nothing_to_compare       makes no step at all
 # and Adam instead of plain steps along the gradient (README: our suspect in the Echo Trap).
 
 
@@ -573,7 +584,6 @@ def self_check(trajs, policy, cfg):
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
 
-@autocast
 def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(trajectories, batch) that were trained on]
     """One iteration of StarPO: play, then learn. All randomness comes from (cfg.seed, i), so that a run that was cut
     short goes on alike."""
@@ -657,14 +667,17 @@ EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B woul
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 TINY = Path(__file__).parent / "tiny"
 LOGS = ("log.jsonl", "samples.jsonl")
-STOP = []  # signals that came
+STOP = []  # signals that came, see finishing_first
 
 
 @contextlib.contextmanager
 def otherwise(advice):
-    """Where a file is missing, damaged or cannot be written, every library raises an exception of its own."""
+    """Any exception becomes a UserError: the advice, and in brackets the reason. (Where a file is missing, damaged or
+    cannot be written, every library raises an exception of its own.)"""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise  # `main` has advice for it
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{advice} ({reason[:150]})") from error
@@ -682,7 +695,7 @@ def first_tag(no_think):
 
 
 @functools.lru_cache(2048)  # the episodes of a group often read the same
-def encode(tok, no_think, text, after_answer):  # -> ids
+def encode(tok, no_think, text, after_answer):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the model's chat template, then the first tag of the answer.
 
     A later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
@@ -704,10 +717,10 @@ def encode(tok, no_think, text, after_answer):  # -> ids
 
 def ends_of_answers(policy, tok, cfg):  # -> the tokens that end an answer: first the template's end of turn
     end_of_turn = encode(tok, cfg.no_think, ".", after_answer=True)[0]  # what stands behind an answer, see `encode`
-    others = policy.generation_config.eos_token_id  # a number, some numbers, or None
-    if others is None:
-        others = []
-    return [end_of_turn, *np.atleast_1d(others).tolist()]
+    others = policy.generation_config.eos_token_id  # a number, a list of them, or None, which no token equals
+    if not isinstance(others, list):
+        others = [others]
+    return [end_of_turn, *others]
 
 
 # ------------------------------------------------------------------------------------------ the rollout's memory
@@ -732,8 +745,9 @@ class KVCache:
         self.size = rows  # rows in the cache
         self.copies = copies  # of each row, to be made when the first messages are read
         self.layers = {}  # layer -> (size, 2, heads, columns, width): keys and values
-        self.rows = self.columns = None  # of this pass: which rows read (b,), where their q new tokens go (b,q)
-        self.used = 0  # of this pass: columns up to which anything is read
+        # `read` sets these before each pass:
+        self.rows = self.columns = None  # which rows read (b,), and where their q new tokens go (b,q)
+        self.used = 0  # how many columns anyone attends to
 
     def update(self, keys, values, layer, *_):  # new ones (b, heads, q, width) -> all of these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
@@ -742,11 +756,12 @@ class KVCache:
         stored = self.layers[layer]
         missing = self.used - stored.shape[3]
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
-            stored = torch.nn.functional.pad(stored, (0, 0, 0, missing + 64))
+            stored = torch.nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
             self.layers[layer] = stored
-        stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)  # (b, q, 2, heads, width)
+        # Two indices, (b,1) and (b,q), with slices between them: torch puts (b,q) in front. (b, q, 2, heads, width)
+        stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         visible = stored[:, :, :, :self.used]
-        if len(self.rows) < self.size:
+        if len(self.rows) < self.size:  # else all rows read, in their order
             visible = visible.index_select(0, self.rows)
         return visible.unbind(1)
 
@@ -770,9 +785,10 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
+
     seen = tensor([traj.seen for traj in trajs])
     place = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # upper: 0 1 2; lower: -2 -1 0
-    cache.columns = seen[:, None] + place % q  # (b,q). Upper: 7 8 9; lower: 5 + (1 2 0) = 6 7 5
+    cache.columns = seen[:, None] + (place % q)  # (b,q). % sends the pads behind: 7 8 9; lower: 5 + (1 2 0) = 6 7 5
     cache.rows = tensor([traj.row for traj in trajs])
     cache.used = int(cache.columns.max()) + 1
     later = torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
@@ -785,7 +801,7 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
 
 
 def next_token_logp(policy, cache, trajs, temperature):  # -> (b,V)
-    if cache.layers:
+    if cache.layers:  # something has been read before
         return read(policy, cache, trajs, temperature)
     for traj in trajs:  # the first message is the same in a whole group: it is read once, then copied
         traj.row = traj.group
@@ -806,17 +822,15 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
     places = torch.arange(1, batch["mask"].shape[1] + 1, device=batch["mask"].device)
     length = (batch["mask"] * places).amax(1).clamp(min=1).tolist()  # up to the last trained token: the rest is unused
-    rows = sorted(rows, key=length.__getitem__)
-    number = 0
-    while rows:
-        size = 1
-        while size < len(rows) and (size + 1) * (length[rows[size]] + 1) <= MICRO_TOKENS:
-            size += 1
-        some, rows = rows[:size], rows[size:]
+    parts = [[]]
+    for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
+        tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1, since a column is two tokens
+        if parts[-1] and tokens > MICRO_TOKENS:
+            parts.append([])
+        parts[-1].append(row)
+    for some in parts[RANK::PROCESSES]:  # other processes take the others
         columns = length[some[-1]]
-        if number % PROCESSES == RANK:  # other processes take the others
-            yield some, {key: x[some, :columns] for key, x in batch.items()}
-        number += 1
+        yield some, {key: x[some, :columns] for key, x in batch.items()}
 
 
 def logps_in_chunks(head, hidden, targets, temperature, size):  # as logps_from_hidden, for `size` tokens at a time
@@ -835,14 +849,14 @@ def token_values(critic, part):  # -> value (n,): the critic's forecast before e
     return output[part["mask"]].float().squeeze(-1)
 
 
+@autocast
 @torch.no_grad()
-def on_grid(per_token, batch):  # per_token(part) -> (n,); here each value in its place: (B,T-1), elsewhere 0
+def on_grid(function, batch):  # function(part) -> (n,), one number a token; here each in its place: (B,T-1), elsewhere 0
     grid = torch.zeros(batch["mask"].shape, device=batch["mask"].device)
     for rows, part in micro_batches(batch, range(len(grid))):
         mask = part["mask"]
-        values = torch.zeros(mask.shape, device=mask.device)
-        values[mask] = per_token(part)
-        grid[rows, :mask.shape[1]] = values
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        grid[rows, :mask.shape[1]] = zeros.masked_scatter(mask, function(part))
     if PROCESSES > 1:
         torch.distributed.all_reduce(grid)  # every place was filled by one process, elsewhere it is 0
     return grid
@@ -855,7 +869,7 @@ def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the
 # ------------------------------------------------------------------------------------- several processes: torchrun
 # torchrun starts this program several times and tells each its RANK. Every process holds the whole model and, after each
 # rollout, all trajectories: filter, statistics and steps are the same everywhere. The groups to be played and the
-# micro-batches are divided among them. Rank 0 alone writes and speaks.
+# micro-batches are divided among them. Rank 0 alone writes and speaks (but for errors).
 def join_others(cfg):
     if PROCESSES > 1:
         need(PROCESSES <= cfg.prompts, f"{PROCESSES} processes for --prompts {cfg.prompts}: each must play one at least")
@@ -907,11 +921,12 @@ def load_models(cfg):
     home = Path(source).parent
     local = home != Path(".") and home.exists()  # a hub id may look like this, too, but not where that folder exists
     need(Path(source).exists() or not local, f"--model {source}: there is no such folder in {home}")
+    training = cfg.play is None and not cfg.eval_only
     torch.manual_seed(cfg.seed)  # for the critic's head
 
     def load(kind, **options):  # eval: with dropout the ratio would not be 1
         return kind.from_pretrained(source, dtype=torch.float32, **options).to(cfg.device).eval()
-    critic = ref = None
+
     with otherwise(f"--model {source} cannot be loaded: give a folder (such as RUN/checkpoint), tiny, or with network "
                    "a hub id"):
         tok = transformers.AutoTokenizer.from_pretrained(source)
@@ -920,10 +935,11 @@ def load_models(cfg):
     check_worlds(tok, cfg)
     first, longest = check_chat(tok, policy, cfg)
     check_short_cuts(policy, first, longest, cfg)
-    if cfg.algo == "ppo":
+    critic = ref = None
+    if training and cfg.algo == "ppo":
         with otherwise(f"--model {source} cannot be a critic: --algo grpo needs none"):
             critic = load(transformers.AutoModelForTokenClassification, num_labels=1)
-    if cfg.kl_coef:
+    if training and cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     groups = [{"params": policy.parameters(), "lr": cfg.lr}]
     if critic is not None:
@@ -943,15 +959,16 @@ def check_chat(tok, policy, cfg):  # -> the longest first message; tokens of the
     first = max(firsts, key=len)
     longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = getattr(policy.config, "max_position_embeddings", None) or longest  # some models know no limit
-    fits_in = longest <= room
-    need(fits_in, f"episodes take up to {longest} tokens, the model {room}: lower --max-new-tokens or --max-turns")
+    need(longest <= room,
+         f"episodes take up to {longest} tokens, the model {room}: lower --max-new-tokens or --max-turns")
     return first, longest
 
 
 @torch.no_grad()
 def check_short_cuts(policy, first, longest, cfg):
     """The rollout reads through KVCache, the update makes logits only where they are needed. Both suit a model whose
-    memory is keys and values. Here they are compared with plain forward passes, in fp32, up to the longest episode."""
+    memory is keys and values. Here they are compared with plain forward passes, in fp32, at the end of a longest
+    episode. Any tokens will do; these are drawn from the longest first message."""
     refused = f"--model {cfg.model} ({type(policy).__name__}) cannot be used here: "
     dice = np.random.default_rng(0)
     trajs = [Trajectory(None, 0, 0), Trajectory(None, 1, 0)]
@@ -965,13 +982,14 @@ def check_short_cuts(policy, first, longest, cfg):
     need(cache.layers, refused + "it does not ask the cache for keys and values (a recurrent model?)")
     for traj, from_cache in zip(trajs, cached):
         ids = torch.tensor([traj.ids], device=cfg.device)
-        logits = policy(input_ids=ids, use_cache=False).logits.float()
-        plain = (logits / cfg.temperature).log_softmax(-1)  # (1,T,V)
+        logits = policy(input_ids=ids, use_cache=False).logits[0, -256:].float()  # all T would take much memory
+        plain = (logits / cfg.temperature).log_softmax(-1)  # (256,V)
         part = {"inputs": ids[:, :-1], "targets": ids[:, 1:], "mask": torch.ones_like(ids[:, 1:], dtype=torch.bool)}
-        in_update, _ = token_logps(policy, part, cfg)
-        gap = largest_gap(in_update, plain[0, :-1].gather(1, ids[0, 1:, None])[:, 0])
+        targets = ids[0, 1:][-len(plain) + 1:]
+        in_update = token_logps(policy, part, cfg)[0][-len(targets):]
+        gap = largest_gap(in_update, plain[:-1].gather(1, targets[:, None])[:, 0])
         need(gap < 2e-3, refused + f"it changes its logits behind the output layer (by up to {gap:.1g})")
-        gap = largest_gap(from_cache, plain[0, -1])
+        gap = largest_gap(from_cache, plain[-1])
         need(gap < 2e-3, refused + why_not(policy, len(traj.ids), gap))
 
 
@@ -989,13 +1007,13 @@ def why_not(policy, tokens, gap):
 
 def check_worlds(tok, cfg):
     for name in cfg.eval_names:
-        if name not in envs.BUILT_IN:
+        if name not in envs.BUILT_IN and RANK == 0:
             envs.check(name, tok, cfg.max_actions)
 
 
 # -------------------------------------------------------------------------------------- looking and telling
 def explain(cfg):  # -> what the settings mean for the objective, in words
-    kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))
+    kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))  # as in uncertainty_filter
     in_a_slice = -(-kept * cfg.rollouts // cfg.update_size)  # rounded up
     updates = in_a_slice * cfg.epochs * cfg.online_k
     clip = "1, never clipped"
@@ -1016,9 +1034,13 @@ def size_of(models):  # -> what a large model takes, in words
             "GB for a checkpoint, twice that while one replaces another")
 
 
-def is_over(rows, cfg):  # "dead": ten iterations in a row had nothing to compare, and so it will stay
-    dead = len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
-    return dead or len(rows) > cfg.iterations
+def is_dead(rows):
+    """Ten iterations in a row had nothing to compare. So it will stay, unless rewards are very rare."""
+    return len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
+
+
+def is_over(rows, cfg):
+    return is_dead(rows) or len(rows) > cfg.iterations
 
 
 def progress_bar(rows, cfg):
@@ -1039,7 +1061,7 @@ def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last it
         if i == 0:
             when = "before"
         row["eval"] = evaluate(when, models, cfg)
-    warn_of_trouble(rows, trajs, over and i < cfg.iterations)
+    warn_of_trouble(rows, trajs)
     append(cfg, "log.jsonl", row)
     if i % cfg.save_every == 0 or over or asked_to_stop:  # at 0, too: is the disk writable?
         write_xray(trajs, trained, models, cfg)
@@ -1051,8 +1073,9 @@ def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last it
 def sum_up(rows, cfg):
     if RANK > 0:
         return
-    skipped = sum(row.get("updates") == 0 for row in rows)
-    say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+    if len(rows) > 1:
+        skipped = sum(row.get("updates") == 0 for row in rows)
+        say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
     if not is_over(rows, cfg):
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
@@ -1098,7 +1121,7 @@ def thought_of(turn):  # -> text; one that does not end goes on to the end of th
 
 def judge_thought(turn, env, cfg):  # -> what it is paid
     """--truth-reward: so much for every true claim of the thought, and as much taken for every false one. No message
-    tells the model of it: it would know from that which of its claims were true."""
+    tells the model of it; otherwise the model could read there which of its claims were true."""
     turn["claims"] = envs.claims(env, thought_of(turn))
     true = sum(is_true for _, is_true in turn["claims"])
     false = len(turn["claims"]) - true
@@ -1111,16 +1134,17 @@ def fits(turn):
     return first != "" and any(first in said for said, _ in turn["claims"])
 
 
-def warn_of_trouble(rows, trajs, dead):
+def warn_of_trouble(rows, trajs):
     """Valid turns are the sign of a collapse, told once a run: in-group std and entropy also fall in healthy runs, when a
     task is solved."""
     valid = [row["valid"] for row in rows if "valid" in row]
-    if valid == [0]:
+    if valid == [0]:  # in the first rollout, and none
         answer = trajs[0].turns[0]["answer"]
         say(f"no turn of the first rollout was valid: can the model write such actions? An answer: {answer[:200]!r}")
-    if dead:
+    if is_dead(rows):
         rows[-1]["dead"] = True
-        say("ten iterations in a row had nothing to compare: this run is dead, it ends here")
+        say("ten iterations in a row had nothing to compare: this run is dead, it ends here (or rewards are so rare that "
+            "it needs more --prompts)")
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return
@@ -1157,8 +1181,8 @@ def show_episode(models, cfg):
         print(f"\n{turn['state']}\n\n{turn['answer']}")
         if not turn["valid"]:
             print("(not a valid answer: nothing moves)")
-        print(f"reward {turn['reward']:.1f}")
-    print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:.1f}")
+        print(f"reward {turn['reward']:g}")
+    print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:g}")
 
 
 def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
@@ -1171,13 +1195,13 @@ def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the n
     prompts = list(dict.fromkeys(own))
     pairs = []
     for traj, x in zip(first, own):
-        thought = traj.turns[0]["answer"].split("</think>")[0]
-        z = traj.ids[len(x):len(x) + traj.turns[0]["tokens"]]
-        while not thought.startswith("<think>" + models.tok.decode(z, clean_up_tokenization_spaces=False)):
+        turn = traj.turns[0]
+        z = traj.ids[len(x):len(x) + turn["tokens"]]  # all of the answer
+        while not thought_of(turn).startswith(models.tok.decode(z, clean_up_tokenization_spaces=False)):
             z.pop()  # what comes after the thought
         for other in prompts:
             pair = Trajectory(None, 0, 0)
-            pair.add_message(list(other))
+            pair.add_message(other)
             for token in z:
                 pair.add_sampled(token, 0.0)
             pairs.append(pair)
@@ -1186,7 +1210,6 @@ def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the n
     return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
 
 
-@autocast
 def write_xray(trajs, trained, models, cfg):
     """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
@@ -1230,8 +1253,8 @@ def append(cfg, name, row):  # to a log of the run
 
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
-    """A new folder, for nothing is ever overwritten; or that of --resume: everything as when it was saved."""
-    cfg = copy.copy(cfg)
+    """A new folder, since nothing is ever overwritten; or the folder of --resume, with everything as it was saved."""
+    cfg = copy.copy(cfg)  # the caller's stays as it is
     logs = dict.fromkeys(LOGS, "")
     if cfg.resume:
         cfg.out = cfg.resume
@@ -1270,21 +1293,24 @@ def new_folder(cfg):
             raise UserError(f"--out {out} cannot be made ({error})") from error
 
 
+def with_state(models):  # -> their names, and what has weights or moments: all but the tokenizer and what is None
+    return [(name, part) for name, part in vars(models).items() if hasattr(part, "state_dict")]
+
+
 def save(models, cfg):
     """RUN/checkpoint: a Hugging Face folder, and in trainer.pt all that --resume needs, settings and logs included.
     Written beside the old files, then put in their place: whole ones are there whenever the process dies."""
     new, old = Path(cfg.out, "checkpoint.new"), Path(cfg.out, "checkpoint")
     logs = {name: Path(cfg.out, name).read_text() for name in LOGS}
     state = {"config": asdict(cfg), "logs": logs}
-    for name, part in vars(models).items():
-        if hasattr(part, "state_dict"):
-            state[name] = part.state_dict()
+    for name, part in with_state(models):
+        state[name] = part.state_dict()
     with otherwise(f"cannot save; mend that, then go on: --resume {cfg.out}"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new)
         Path(new, "README.md").write_text(model_card(models.tok, cfg), encoding="utf-8")
         torch.save(state, Path(cfg.out, "trainer.new"))
-    shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)
+    shutil.copytree(new, old, copy_function=os.replace, dirs_exist_ok=True)  # moves file by file
     os.replace(Path(cfg.out, "trainer.new"), old / "trainer.pt")  # last: it decides
     shutil.rmtree(new)
 
@@ -1321,9 +1347,8 @@ def restore(models, cfg):  # -> the logs when it was saved
         same = name in MAY_CHANGE | {"out"} or getattr(cfg, name) == x
         need(same, f"{cfg.resume} has {name} {x}: in a script, parse_config(['--resume', {cfg.resume!r}]) keeps that")
     with otherwise(f"{cfg.resume}/checkpoint/trainer.pt does not fit the model: put it back or start anew"):
-        for name, part in vars(models).items():
-            if hasattr(part, "state_dict"):
-                part.load_state_dict(state[name])
+        for name, part in with_state(models):
+            part.load_state_dict(state[name])
     for group, lr in zip(models.optimizer.param_groups, (cfg.lr, cfg.critic_lr)):
         group["lr"] = lr  # --resume may lower it
     return state["logs"]
@@ -1356,7 +1381,7 @@ def finishing_first():
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
-MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # beside --resume
+MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # may be given together with --resume
 MAY_BE_ZERO = {"seed", "play", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
                "entropy_coef", "kl_coef", "truth_reward"}
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
@@ -1378,7 +1403,7 @@ class Config(Method):
     mi_every: int = option(0, "iterations between measurements of the thoughts' mutual information; 0: never")
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
-    resume: str = option("", "folder of a run: it goes on exactly, with its settings (--iterations and --lr may be new)")
+    resume: str = option("", "folder of a run: it goes on exactly (on as many processes); --iterations, --lr may be new")
     max_turns: int = option(5, "turns of an episode")
     max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
     max_actions: int = option(10, "actions of an episode")
@@ -1405,7 +1430,7 @@ class Config(Method):
         others = [name.strip() for name in self.eval_envs.split(",") if name.strip()]
         return list(dict.fromkeys([self.env, *others]))
 
-    def check(self):
+    def check(self):  # of types, too: scripts and notebooks have no argument parser
         for name, kind in typing.get_type_hints(Config).items():
             x = getattr(self, name)
             flag = f"--{name.replace('_', '-')} {x!r}"
@@ -1436,9 +1461,8 @@ def is_small(model):  # tiny, or another one of its size
 def parse_config(argv=None):  # -> Config
     parser = transformers.HfArgumentParser(Config, prog="ragen_mini.py", allow_abbrev=False)
     parser.error = lambda text: need(False, f"{text} (--help lists all options)")
-    names = vars(parser.parse_args(argv)).keys()  # --help and mistakes end here
-    parser.set_defaults(**dict.fromkeys(names))  # all None, then once more: what is not None now was really given
-    given = {name: x for name, x in vars(parser.parse_args(argv)).items() if x is not None}
+    blank = argparse.Namespace(**dict.fromkeys(Config.__dataclass_fields__))  # all None: argparse keeps what is there
+    given = {name: x for name, x in vars(parser.parse_args(argv, blank)).items() if x is not None}
     settings = {}
     if "resume" in given:
         if Path(given["resume"]).name == "checkpoint":  # both RUN and RUN/checkpoint will do, here and below
@@ -1447,11 +1471,11 @@ def parse_config(argv=None):  # -> Config
         changed = " ".join(sorted(given.keys() - MAY_CHANGE))
         need(not changed, f"--resume goes on with the settings of {given['resume']}, it cannot change {changed}")
         return Config(**settings | given)
-    inner = Path(given.get("model", ""), "checkpoint")
-    if inner.is_dir():
-        given["model"] = str(inner)
-    if Path(given.get("model", ""), "trainer.pt").exists():  # a checkpoint brings the settings of its run
-        settings = saved_state(given["model"])["config"]
+    model = given.get("model", "auto")
+    if Path(model, "checkpoint").is_dir():
+        model = given["model"] = str(Path(model, "checkpoint"))
+    if Path(model, "trainer.pt").exists():  # a checkpoint brings the settings of its run
+        settings = saved_state(model)["config"]
         forgotten = {"device", "out"}
         if "starpo_s" in given:
             forgotten |= STARPO.keys()
@@ -1465,7 +1489,7 @@ def run(cfg):
     if cfg.play is not None:
         return show_episode(load_models(cfg), cfg)
     if cfg.eval_only:
-        return evaluate("eval", load_models(cfg), replace(cfg, out=""))
+        return evaluate("eval", load_models(cfg), replace(cfg, out=""))  # without samples.jsonl
     return train(cfg)
 
 

@@ -66,8 +66,7 @@ def check_ratios(args):
     models = rm.load_models(cfg)
     trajs = rm.rollout(models.policy, models.tok, cfg.env, range(300, 302), 4, replace(cfg, max_new_tokens=32), 0, 1.0)
     batch = rm.collate(trajs, cfg.device)
-    with rm.autocast:
-        gap = (rm.grid_logps(models.policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
+    gap = (rm.grid_logps(models.policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
     rm.self_check(trajs, models.policy, cfg)
     print(f"start check passed; log-probs of rollout and update differ by {gap.mean():.1e} on average, at most {gap.max():.1e}")
 

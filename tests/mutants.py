@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ["tests/test_algo.py", "tests/test_rollout.py", "tests/test_models.py", "tests/test_torchrun.py"]
+TESTS = ["tests/test_algo.py", "tests/test_rollout.py", "tests/test_models.py", "tests/test_torchrun.py", "tests/test_train.py"]
 MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there instead
     ("gae counts the environment's tokens as steps", "next_value = torch.where(ours, value[:, t], next_value)", "next_value = value[:, t]"),
     ("gae discounts the environment's tokens", "next_advantage = torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)",
@@ -57,7 +57,8 @@ MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there inst
     ("pads are attended to", "torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]",
      "torch.arange(cache.used, device=cache.device) > cache.columns.amax(1)[:, None, None, None]"),
     ("a boolean attention mask", "unseen = later * torch.finfo(torch.float32).min", "unseen = ~later"),
-    ("every process takes every micro-batch", "if number % PROCESSES == RANK:", "if True:"),
+    ("autocast around a whole iteration", "def iterate(i, models, cfg):", "@autocast\ndef iterate(i, models, cfg):"),
+    ("every process takes every micro-batch", "parts[RANK::PROCESSES]", "parts"),
     ("gradients are not added up", "torch.distributed.all_reduce(weight.grad)", "pass"),
     ("a recurrent model is accepted", 'need(cache.layers, refused', 'need(True, refused'),
     ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),

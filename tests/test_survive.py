@@ -360,7 +360,7 @@ def test_collapse_is_announced_once(valid, warned_at, capsys):
     rows = [{"iteration": 0}]
     for i, share in enumerate(valid, 1):
         rows.append({"iteration": i, "valid": share})
-        rm.warn_of_trouble(rows, [], False)
+        rm.warn_of_trouble(rows, [])
     marked = [row["iteration"] for row in rows if "collapse" in row]
     said = [line for line in capsys.readouterr().out.splitlines() if "collapse" in line]
     assert marked == ([warned_at] if warned_at else [])
