@@ -162,5 +162,10 @@ def test_readme_findings_are_those_of_the_ledger():
         row = re.search(rf"^\|{re.escape(label)}\|(\d+)\|(.*)\|$", section, re.M)
         assert row[2] == f"{k} of {len(runs)} [{low:.2f}, {high:.2f}]", label
         assert {line["updates"] for _, rows in runs for line in rows[1:]} <= {int(row[1]), 0}, "updates an iteration"
+    lost = []
+    for folder in ("tiny-b", "tiny-c"):
+        args.folder, args.seeds = ROOT / "figures" / folder, 3
+        lost += [ledger.lost(*run, None) for run in paper.runs_of("trap", "PPO", args)]
+    assert f"({sum(lost):.0f} of {len(lost)} from other cold starts)" in " ".join(section.split())
     assert rows[307]["grad_norm_max"] == pytest.approx(4.6, abs=0.05)
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
