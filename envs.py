@@ -333,8 +333,8 @@ def title(name):
 
 
 def make(name, success_rate=1 / 3):
-    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate. (The
-    name is looked up in ENVS by find_world; it takes worlds of your own, too, and stands with those.)"""
+    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate.
+    (find_world, behind the end of the first reading, looks a name up in ENVS; it takes worlds of your own, too.)"""
     world = find_world(name)
     if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)

@@ -46,10 +46,10 @@ def load(folder):  # -> a run: config, rows
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
     """metric: a column of the log, or "eval" (success in the run's own world), "eval sokoban" (in another one), "seconds"
-    (summed up), "kept" (1 until success is lost, then 0). One iteration of --online-k plays k*P prompts, so it counts
+    (summed up), "survival" (1 until success is lost, then 0). One iteration of --online-k plays k*P prompts, so it counts
     for k."""
-    if metric == "kept":
-        return kept_success(config, rows)
+    if metric == "survival":
+        return survival(config, rows)
     x, y = [], []
     for row in rows:
         value = value_in(row, metric, config["env"])
@@ -197,7 +197,7 @@ def anatomy(config, rows, signals=ANATOMY):
     return best, lost_at, left
 
 
-def kept_success(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
+def survival(config, rows):  # -> iterations, 1 until success is lost and 0 from then on
     iterations, _ = series(config, rows, "success")
     _, lost_at = best_and_loss(config, rows)
     if lost_at is None:
@@ -224,10 +224,10 @@ METRICS = {  # column of log.jsonl: title of its panel, what to look for
 TITLES = {metric: title for metric, (title, _) in METRICS.items()} | {
     "success": "success (training)",
     "grad_norm_max": "longest gradient of the iteration",
-    "kept": "share of seeds that have not lost their success",
+    "survival": "share of seeds that have not lost their success",
 }
 LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
-EXACT = ("eval", "seconds", "mutual_information", "kept")  # drawn as they are; the others as moving averages
+EXACT = ("eval", "seconds", "mutual_information", "survival")  # drawn as they are; the others as moving averages
 OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
@@ -268,7 +268,7 @@ def draw_line(ax, kind, x, y, label, number):  # y (seeds, iterations)
         y = moving_average(y)
     if len(y) > 1:
         label += f", {len(y)} seeds"
-        if kind != "kept":
+        if kind != "survival":
             ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
     middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
     style = DASHES[number % len(DASHES)] + ("o" if kind == "eval" else "")
@@ -321,7 +321,7 @@ def draw(title, panels, out, columns, labels=None):  # panels: (metric, prefix, 
 
 
 def legend_title(metric, lines):  # -> what is drawn, in words
-    if metric == "kept":
+    if metric == "survival":
         return ""
     if max(len(runs) for runs in lines.values()) > 1:
         return "median and each seed" if metric in LOGARITHMIC else "mean and each seed"

@@ -526,7 +526,8 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
-    MAX_GRAD_NORM are shortened, so that one bad batch cannot move the weights far."""
+    MAX_GRAD_NORM are shortened, so that one bad batch cannot move the weights far. (Adam divides by the size of past
+    gradients: after a long calm even a short one makes a long step.)"""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -736,8 +737,8 @@ class KVCache:
     cache and reads a b c; the lower one has 5 and reads x. Pads, -, stand before x and get the columns *behind* it:
 
                  input       columns
-        upper    a b c       7 8 9         x attends to columns 0..5, never to 6 and 7,
-        lower    - - x       6 7 5         and this row's next tokens overwrite these.
+        upper    a b c       7 8 9         x attends to columns 0..5, never to those behind it;
+        lower    - - x       6 7 5         the row's next tokens go to 6, 7, ...
     """
 
     def __init__(self, rows, device, copies=1):

@@ -317,7 +317,7 @@ def starts(name, args):  # -> Markdown; a row for each embedded model that has r
             for method in PAPER["sets"][methods]:
                 runs = runs_of(world, method, this)
                 head.append(f"{world}, {method}")
-                if metric == "kept":
+                if metric == "survival":
                     k = sum(ledger.lost(*run, None) for run in runs)
                     cells.append(f"{k:.0f} of {len(runs)} lost")
                 else:
