@@ -422,7 +422,7 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
         # divergence, which says how far two distributions are apart.
         # Why as a reward? A token that *leads to* later drift pays for it, too.
         # Why not in the loss? There kl_t would do nothing on average at the first update: pi_ref has no gradient, and
-        # grad log pi has mean 0 (2 of the proof).
+        # grad log pi has mean 0 (2 of the proof). (Who has it there takes another estimate of the divergence.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
     if cfg.algo == "ppo":
