@@ -825,7 +825,7 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     length = (batch["mask"] * places).amax(1).clamp(min=1).tolist()  # up to the last trained token: the rest is unused
     parts = [[]]
     for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
-        tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1, since a column is two tokens
+        tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
         if parts[-1] and tokens > MICRO_TOKENS:
             parts.append([])
         parts[-1].append(row)

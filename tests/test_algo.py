@@ -469,4 +469,5 @@ def test_under_autocast_every_update_sees_the_weights_of_the_last_step(folder, m
     plain, under_autocast = first_ratios(cfg, monkeypatch), first_ratios(cfg, monkeypatch, torch.bfloat16)
     assert len(plain) == len(under_autocast) >= 4 and not torch.is_autocast_enabled("cpu")
     assert under_autocast[0] < 0.05 and plain[0] < 1e-4, "before the first step all ratios are 1, in bf16 roughly"
-    assert under_autocast[-1] > 0.5 * plain[-1] > 0.05, "later they move as in fp32"
+    moved, truth = np.mean(under_autocast[2:]), np.mean(plain[2:])
+    assert moved > 0.75 * truth > 0.1, "after the first step they move as in fp32"
