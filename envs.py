@@ -66,14 +66,15 @@ def picture(size, symbols, elsewhere):
 class Env:
     """The base of all worlds. A world adds four methods:
 
-        draw(rng, *draw_args)       -> what stays fixed (a dict), the initial state; or None: draw again
+        draw(rng, *draw_args)       -> what stays fixed (a dict), the initial state; or None: draw again.
+                                       A staticmethod: levels are remembered by (class, draw_args, seed)
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
     """
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
-    draw_args = ()    # what `draw` gets besides rng; no self, since a level belongs to (class, draw_args, seed)
+    draw_args = ()    # what `draw` gets besides rng
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # until it is reset
 
@@ -84,7 +85,7 @@ class Env:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, noise, 1])  # find_level has [seed, attempt]: another stream
+        self.dice = np.random.default_rng([seed, noise, 1])  # without the 1: the numbers that drew the level
         self.over = False
         return self.render(), {"success": False}
 
@@ -163,13 +164,13 @@ class Sokoban(Env):
         Draw k, then a state of layer k. One box: k = 1 to 8; many rooms have no deep layer and are drawn again, so that
         the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16: most often both must be moved."""
         floor = sorted(carve(rng, size))
-        if len(floor) <= 3 * boxes:  # no room to push anything
+        if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
         places = rng.choice(len(floor), boxes, replace=False)
         targets = tuple(sorted(floor[i] for i in places))
         layer = [(player, targets) for player in floor if player not in targets]
         visited = set(layer)
-        fewest, most = boxes ** 2, 8 * boxes
+        fewest, most = boxes ** 2, 8 * boxes  # 1 to 8, 4 to 16
         k = rng.integers(fewest, most + 1)
         for _ in range(k):  # from layer 0 to layer k
             earlier = set()
@@ -199,12 +200,12 @@ class Sokoban(Env):
         return state[1] == self.level["targets"]
 
     def render(self):
-        wall, floor, target, box, box_on_target, player, player_on_target = self.symbols
-        here, boxes = self.state
+        wall, floor, target, box, box_on_target, you, you_on_target = self.symbols
+        player, boxes = self.state
         grid = dict.fromkeys(self.level["floor"], floor)
         grid.update(dict.fromkeys(boxes, box))
-        grid[here] = player
-        on_target = {floor: target, box: box_on_target, player: player_on_target}
+        grid[player] = you
+        on_target = {floor: target, box: box_on_target, you: you_on_target}
         for cell in self.level["targets"]:
             grid[cell] = on_target[grid[cell]]
         return picture(self.size, grid, wall)
@@ -366,13 +367,17 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
     need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
+    # (more would exceed Python's recursion limit)
 
-    @lru_cache(maxsize=None)
+    known = {}
+    most = MOST_STATES * len(env.actions)
+
     def outcomes(state, action):
-        asked = outcomes.cache_info().currsize / len(env.actions)
-        need(asked < MOST_STATES, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, too "
-             "many for exact yardsticks: make it smaller, or lower --max-actions")
-        return env.outcomes(state, action)
+        if (state, action) not in known:
+            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, too "
+                 "many for exact yardsticks: make it smaller, or lower --max-actions")
+            known[state, action] = env.outcomes(state, action)
+        return known[state, action]
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
     def chance(state, left, pick):  # of success, with so many actions left

@@ -1,26 +1,28 @@
 """Pictures of runs, from the files in their folders alone: config.json, log.jsonl, xray.json. Nothing is trained.
-figures/paper.py draws with these functions, too.
-
-How the data look, from small to large:
-
-    run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
-    runs    what one line of a picture is made of: runs that differ only in their seed (here one, for the paper several)
-    lines   what one panel shows: {"PPO": runs, "GRPO": runs}
-    panel   (metric, prefix of its title, lines); a metric is a column of the log, or one that `series` explains
-
-A run is *lost* when for ten iterations less than half of its best success is left (the best mean of five iterations). It
-is *dead* when it was ended because ten iterations in a row had nothing to compare: nothing could change any more.
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
     python plots.py collapse RUN [RUN ...]  the anatomy of one run, which signal moved first: RUN/collapse.png
     python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
+
+In this order: what a run logs, the pictures, how a panel is drawn, when a run counts as lost. figures/paper.py draws with
+these functions, too. How the data look, from small to large:
+
+    run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
+    runs    what one line of a picture is made of: runs that differ only in their seed (here one, for the paper several)
+    lines   what one panel shows: {"PPO": runs, "GRPO": runs}
+    panel   (metric, prefix of its title, lines)
+    metric  a name in METRICS, mostly a column of the log; "eval sokoban" is success in Sokoban of a run in any world
+
+A run is *lost* when for ten iterations less than half of its best success is left (the best mean of five iterations). It
+is *dead* when it was ended because ten iterations in a row had nothing to compare: nothing could change any more.
 """
 import argparse
 import io
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.figure
@@ -30,7 +32,63 @@ import numpy as np
 import envs
 from envs import UserError, need
 
-# ------------------------------------------------------------------------------------------------ reading a run
+
+# --------------------------------------------------------------------------------------------- what a run logs
+@dataclass
+class Metric:
+    title: str
+    meaning: str  # and what to look for
+    dashboard: bool = True  # is it there?
+    exact: bool = False  # drawn as measured; else as a moving average
+    log: bool = False  # on a logarithmic axis; the line of several seeds is their median, else their mean
+    of_updates: bool = False  # of gradient steps, of which a dead run makes no more
+
+
+def other(title, meaning="", **how):  # not on the dashboard
+    return Metric(title, meaning, dashboard=False, **how)
+
+
+METRICS = {
+    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", exact=True),
+    "reward": Metric("return (training)", "a lost run sits at -0.1 times its turns: all of them invalid"),
+    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
+    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike: nothing to compare", log=True),
+    "entropy": Metric("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
+    "grad_norm": Metric("gradient norm", "small when all is learnt; of the spikes after that most do no harm", log=True,
+                        of_updates=True),
+    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)",
+                 of_updates=True),
+    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
+    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": Metric("different thoughts / thoughts", "near 0: the same phrases in every episode, the echo itself"),
+    "mutual_information": Metric("I(prompt; thought)", "0: the same thoughts whatever was read", exact=True),
+    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked (none: left out)"),
+    "seconds": Metric("seconds so far", "seconds_rollout + seconds_update", exact=True),
+
+    "success": other("success (training)", "share of won episodes in the rollout"),
+    "grad_norm_max": other("longest gradient of the iteration", "grad_norm is the mean over its updates", log=True,
+                           of_updates=True),
+    "policy_loss": other("policy loss", "only its gradient means something", of_updates=True),
+    "value_loss": other("value loss", "of the critic's forecasts", of_updates=True),
+    "clip_fraction": other("clipped tokens / tokens", "0 where an iteration has one update", of_updates=True),
+    "updates": other("gradient steps", "0: nothing to compare"),
+    "kept": other("trajectories that were trained on"),
+    "tokens": other("tokens that the model wrote"),
+    "turns": other("turns per episode"),
+    "claims": other("share of turns whose thought claims something"),
+    "fitting": other("share of those whose first action fits the claim", "a claimed move; on the bandit 0"),
+    "collapse": other("fewer than half as many valid turns as at its best", "written once"),
+    "dead": other("ten iterations had nothing to compare", "written once"),
+    "survival": other("share of seeds that have not lost their success", "not in the log: 1, then 0", exact=True),
+}
+DASHBOARD = [name for name, metric in METRICS.items() if metric.dashboard]
+
+
+def about(metric):  # -> Metric
+    name, _, _ = metric.partition(" ")
+    return METRICS[name]
+
+
 def load(folder):  # -> a run: config, rows
     config_file, log_file = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config_file.is_file() and log_file.is_file(), f"{folder} is not the folder of a run")
@@ -45,9 +103,7 @@ def load(folder):  # -> a run: config, rows
 
 
 def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), values
-    """metric: a column of the log, or "eval" (success in the run's own world), "eval sokoban" (in another one), "seconds"
-    (summed up), "survival" (1 until success is lost, then 0). One iteration of --online-k plays k*P prompts, so it counts
-    for k."""
+    """One iteration of --online-k plays k*P prompts, so it counts for k."""
     if metric == "survival":
         return survival(config, rows)
     x, y = [], []
@@ -63,11 +119,184 @@ def series(config, rows, metric):  # -> iterations (in rollouts of P prompts), v
 
 def value_in(row, metric, own_world):  # -> number, or None: this row has none
     kind, _, world = metric.partition(" ")
-    if kind == "eval":
+    if kind == "eval":  # a dict: {"sokoban": 0.4, ...}
         return row.get("eval", {}).get(world or own_world)
     if kind == "seconds" and "seconds_rollout" in row:
         return row["seconds_rollout"] + row["seconds_update"]
     return row.get(kind)
+
+
+# ------------------------------------------------------------------------------------------------- the pictures
+def curves(folders, out=None):  # -> Path of the picture
+    if out is None and len(folders) == 1:
+        out = Path(folders[0], "curves.png")
+    elif out is None:
+        out = Path("curves.png")
+        number = 1
+        while out.exists():  # nothing of the user's is overwritten
+            number += 1
+            out = Path(f"curves{number}.png")
+    need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
+    labels = [Path(folder).resolve().name for folder in folders]
+    if len(set(labels)) < len(labels):  # runs of the same name, in different folders
+        labels = [str(folder) for folder in folders]
+    runs = [load(folder) for folder in folders]
+    return dashboard(dict(zip(labels, runs)), Path(out), columns=4)
+
+
+def dashboard(loaded, out, columns, metrics=DASHBOARD):  # loaded: {label: run} -> out
+    """The signs of learning, and of the Echo Trap (Fig. 6), of one run or several. Each world has a panel of its own."""
+    worlds = []
+    for _, rows in loaded.values():
+        for row in rows:
+            worlds += [world for world in row.get("eval", {}) if world not in worlds]
+    wanted = [f"eval {world}" for world in worlds]
+    wanted += [metric for metric in metrics if metric != "eval"]
+    panels = []
+    for metric in wanted:
+        _, _, world = metric.partition(" ")
+        prefix = f"{envs.title(world)} " if world else ""
+        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        if lines:
+            panels.append((metric, prefix, lines))
+    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
+    trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
+    return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
+
+
+def live(cfg, rows):
+    """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
+    from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
+    nothing_yet = len(rows) == 1 and "eval" not in rows[0]
+    if nothing_yet or len(rows) % 5 != 1:  # at 0, 5, 10, ...: a picture takes as long as an iteration of `tiny`
+        return
+    picture = io.BytesIO()
+    dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
+    clear_output(wait=True)
+    display(Image(picture.getvalue()))
+
+
+PAGE = Path(__file__).parent / "figures" / "xray.html"
+
+
+def xray(folder):  # -> Path of the page
+    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
+    file = Path(folder, "xray.json")
+    need(file.is_file(), f"{folder} has no xray.json: it is written with the first checkpoint after training began")
+    episodes = json.loads(file.read_text())
+    data = json.dumps({"title": str(folder), "episodes": episodes})
+    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
+    page = Path(folder, "xray.html")
+    template = PAGE.read_text(encoding="utf-8")
+    page.write_text(template.replace("EPISODES", data), encoding="utf-8")  # a placeholder in figures/xray.html
+    return page
+
+
+def collapse(folder):  # -> Path of the picture
+    config, rows = load(folder)
+    enough = len(series(config, rows, "success")[0]) >= BEFORE
+    need(enough, f"{folder}: its log is shorter than {BEFORE} iterations, or has no success")
+    return draw_anatomy(config, rows, Path(folder, "collapse.png"))
+
+
+# ------------------------------------------------------------------------------------------ how a panel is drawn
+STYLE = ["petroff10", {  # colours that all readers tell apart
+    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
+    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
+DASHES = ("-", "--", "-.", ":")
+
+
+@matplotlib.style.context(STYLE)
+def draw(title, panels, out, columns, labels):  # panels: (metric, prefix, lines) of each -> out
+    """`labels` are those of all panels: a line keeps its colour in every panel, also where others are missing."""
+    height = math.ceil(len(panels) / columns)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
+    shown = None
+    for place, (metric, prefix, lines) in enumerate(panels, 1):
+        ax = fig.add_subplot(height, columns, place)
+        draw_panel(ax, metric, prefix, lines, labels)
+        seeds = {label: len(runs) for label, runs in lines.items()}
+        if seeds != shown:  # the same lines as in the panel before need no second legend
+            ax.legend(title=legend_title(metric, lines))
+        shown = seeds
+    fig.suptitle(title, fontsize=11)
+    fig.savefig(out, dpi=90)
+    return out
+
+
+def legend_title(metric, lines):  # -> what is drawn, in words
+    if metric == "survival":
+        return ""
+    if max(len(runs) for runs in lines.values()) > 1:
+        return "median and each seed" if about(metric).log else "mean and each seed"
+    return "95% interval" if metric.startswith("eval") else ""
+
+
+def draw_panel(ax, metric, prefix, lines, labels):
+    name, _, world = metric.partition(" ")
+    for label, runs in lines.items():
+        x, y = of_all_seeds(runs, metric)
+        if not x:
+            continue
+        number = labels.index(label)
+        if name == "eval" and len(runs) == 1:
+            draw_interval(ax, x, y[0], runs[0][0]["eval_prompts"], f"C{number}")
+        draw_line(ax, metric, x, y, label, number)
+    if name == "eval":
+        ax.set_ylim(0, 1.02)
+        draw_yardsticks(ax, world, lines)
+    ax.set_title(prefix + about(metric).title)
+    ax.set_xlabel("iteration" if about(metric).exact else "iteration (moving average)")
+    if about(metric).log and ax.dataLim.y1 > 0:
+        ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4))
+
+
+def draw_line(ax, metric, x, y, label, number):  # y (seeds, iterations)
+    """A thick line over all seeds, and thin ones: events that come at different times vanish in a mean."""
+    color = f"C{number}"
+    if not about(metric).exact:
+        y = moving_average(y)
+    if len(y) > 1:
+        label += f", {len(y)} seeds"
+        if metric != "survival":
+            ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
+    middle = np.nanmedian if about(metric).log else np.nanmean
+    style = DASHES[number % len(DASHES)]
+    if metric.startswith("eval"):
+        style += "o"
+    ax.plot(x, middle(y, axis=0), style, color=color, lw=2, label=label)
+
+
+def draw_interval(ax, x, y, levels, color):  # 95%, of success rates y
+    low, high = np.array([envs.interval(p, levels) for p in y]).T
+    ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+
+
+def draw_yardsticks(ax, world, lines):
+    """Random and optimal play, where they are the same for all runs of the panel."""
+    found = set()
+    for runs in lines.values():
+        for config, _ in runs:
+            found.add(yardsticks_of(config, world or config["env"]))
+    if len(found) > 1 or None in found:
+        return
+    random, optimal = found.pop()
+    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
+    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
+    for name, level, x, side in (("random", random, 0.98, "right"), ("optimal", optimal, 0.02, "left")):
+        ax.axhline(level, color="0.4", lw=1, ls=":")
+        ax.text(x, level - 0.02, f"{name} {level:.2f}", ha=side, va="top", color="0.3", transform=across, zorder=3,
+                bbox=white)
+
+
+def yardsticks_of(config, world):  # -> random, optimal; or None
+    """config.json has those of the run's own evaluations; others can be calculated if the world is built in."""
+    if world in config.get("yardsticks", {}):
+        return tuple(config["yardsticks"][world])
+    if world in envs.BUILT_IN:
+        return tuple(envs.yardsticks_of_run(world, config))
+    return None
 
 
 def of_all_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -94,7 +323,7 @@ def go_on(values, iterations, metric):  # of a dead run: {iteration: value}
     end = max(values)
     for i in iterations:
         if i > end:
-            values[i] = math.nan if metric in OF_UPDATES else values[end]
+            values[i] = math.nan if about(metric).of_updates else values[end]
 
 
 def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
@@ -106,15 +335,6 @@ def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
         weight = decay * weight + 1
         averages.append(total / weight)
     return np.array(averages).T
-
-
-def yardsticks_of(config, world):  # -> random, optimal; or None
-    """config.json has those of the run's own evaluations; others can be calculated if the world is built in."""
-    if world in config.get("yardsticks", {}):
-        return tuple(config["yardsticks"][world])
-    if world in envs.BUILT_IN:
-        return tuple(envs.yardsticks_of_run(world, config))
-    return None
 
 
 # -------------------------------------------------------------------- when was a run lost, and what moved before?
@@ -205,173 +425,6 @@ def survival(config, rows):  # -> iterations, 1 until success is lost and 0 from
     return iterations, (iterations < lost_at).astype(float)
 
 
-# -------------------------------------------------------------------------------------------------- drawing
-METRICS = {  # column of log.jsonl: title of its panel, what to look for
-    "eval": ("success", "read it beside random and optimal play"),
-    "reward": ("return (training)", "a lost run sits at -0.1 times its turns: all of them invalid"),
-    "valid": ("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
-    "reward_std": ("in-group return std", "0: all episodes of a group end alike, nothing is left to compare"),
-    "entropy": ("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
-    "grad_norm": ("gradient norm", "small when all is learnt; of the spikes after that most do no harm"),
-    "kl": ("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
-    "response_length": ("tokens per episode", "thoughts and actions together; shrinks when one answer is enough"),
-    "think_length": ("words per thought", "thoughts that shrink to nothing carry nothing"),
-    "distinct": ("different thoughts / thoughts", "near 0: the same few phrases in every episode, the echo itself"),
-    "mutual_information": ("I(prompt; thought)", "0: the same thoughts whatever was read, however fluent"),
-    "true_claims": ("share of true claims", "what thoughts say of the board, checked (none: left out)"),
-    "seconds": ("seconds so far", "of rollouts and updates"),
-}
-TITLES = {metric: title for metric, (title, _) in METRICS.items()} | {
-    "success": "success (training)",
-    "grad_norm_max": "longest gradient of the iteration",
-    "survival": "share of seeds that have not lost their success",
-}
-LOGARITHMIC = ("reward_std", "grad_norm", "grad_norm_max")
-EXACT = ("eval", "seconds", "mutual_information", "survival")  # drawn as they are; the others as moving averages
-OF_UPDATES = ("grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss")  # a dead run has none any more
-STYLE = ["petroff10", {  # colours that all readers tell apart
-    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "legend.title_fontsize": 8, "axes.titlesize": 9.5,
-    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
-DASHES = ("-", "--", "-.", ":")
-
-
-def title_of(metric):
-    return TITLES.get(metric, metric.replace("_", " "))
-
-
-def draw_panel(ax, metric, prefix, lines, labels):
-    """Line: the mean over its seeds, on a logarithmic axis their median. Thin lines: each seed, since events that come at
-    different times vanish in a mean. A band: the 95% interval of a success rate with one seed. `lines` are those of this
-    panel, `labels` those of the whole picture: each keeps its colour everywhere."""
-    kind, _, world = metric.partition(" ")
-    for label, runs in lines.items():
-        x, y = of_all_seeds(runs, metric)
-        if not x:
-            continue
-        number = labels.index(label)
-        if kind == "eval" and len(runs) == 1:
-            draw_interval(ax, x, y[0], runs[0][0]["eval_prompts"], f"C{number}")
-        draw_line(ax, kind, x, y, label, number)
-    if kind == "eval":
-        ax.set_ylim(0, 1.02)
-        draw_yardsticks(ax, world, lines)
-    ax.set_title(prefix + title_of(kind))
-    ax.set_xlabel("iteration")
-    if kind in LOGARITHMIC and ax.dataLim.y1 > 0:
-        ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
-        ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4))
-
-
-def draw_line(ax, kind, x, y, label, number):  # y (seeds, iterations)
-    color = f"C{number}"
-    if kind not in EXACT:
-        y = moving_average(y)
-    if len(y) > 1:
-        label += f", {len(y)} seeds"
-        if kind != "survival":
-            ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
-    middle = np.nanmedian if kind in LOGARITHMIC else np.nanmean
-    style = DASHES[number % len(DASHES)] + ("o" if kind == "eval" else "")
-    ax.plot(x, middle(y, axis=0), style, color=color, lw=2, label=label)
-
-
-def draw_interval(ax, x, y, levels, color):  # 95%, of success rates y
-    low, high = np.array([envs.interval(p, levels) for p in y]).T
-    ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-
-
-def draw_yardsticks(ax, world, lines):
-    """Random and optimal play, where they are the same for all runs of the panel."""
-    found = set()
-    for runs in lines.values():
-        for config, _ in runs:
-            found.add(yardsticks_of(config, world or config["env"]))
-    if len(found) > 1 or None in found:
-        return
-    random, optimal = found.pop()
-    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
-    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
-    for name, level, x, side in (("random", random, 0.98, "right"), ("optimal", optimal, 0.02, "left")):
-        ax.axhline(level, color="0.4", lw=1, ls=":")
-        ax.text(x, level - 0.02, f"{name} {level:.2f}", ha=side, va="top", color="0.3", transform=across, zorder=3,
-                bbox=white)
-
-
-@matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels=None):  # panels: (metric, prefix, lines) of each -> out
-    height = math.ceil(len(panels) / columns)
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
-    shown = None
-    for place, (metric, prefix, lines) in enumerate(panels, 1):
-        ax = fig.add_subplot(height, columns, place)
-        draw_panel(ax, metric, prefix, lines, labels or list(lines))
-        if list(lines) != shown:  # the same lines as in the panel before need no second legend
-            ax.legend(title=legend_title(metric, lines))
-        shown = list(lines)
-    fig.suptitle(title, fontsize=11)
-    drawn = {metric.split()[0] for metric, _, _ in panels}
-    exact = [title_of(metric) for metric in EXACT if metric in drawn]
-    if drawn - set(EXACT):
-        said = "Moving averages"
-        if exact:
-            said += f"; as measured: {', '.join(exact)}"
-        fig.supxlabel(said, fontsize=9)
-    fig.savefig(out, dpi=90)
-    return out
-
-
-def legend_title(metric, lines):  # -> what is drawn, in words
-    if metric == "survival":
-        return ""
-    if max(len(runs) for runs in lines.values()) > 1:
-        return "median and each seed" if metric in LOGARITHMIC else "mean and each seed"
-    return "95% interval" if metric.startswith("eval") else ""
-
-
-# ------------------------------------------------------------------------------------------------- the pictures
-def dashboard(loaded, out, columns, metrics=METRICS):  # loaded: {label: (config, rows)} -> out
-    """The signs of learning, and of the Echo Trap (Fig. 6), of one run or several. Each world has a panel of its own."""
-    worlds = []
-    for _, rows in loaded.values():
-        for row in rows:
-            worlds += [world for world in row.get("eval", {}) if world not in worlds]
-    evaluations = [f"eval {world}" for world in worlds]
-    panels = []
-    for metric in evaluations + [metric for metric in metrics if metric != "eval"]:
-        _, _, world = metric.partition(" ")
-        prefix = f"{envs.title(world)} " if world else ""
-        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
-        if lines:
-            panels.append((metric, prefix, lines))
-    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
-    trained = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
-    return draw(" / ".join(sorted(trained)), panels, out, columns, list(loaded))
-
-
-def curves(folders, out=None):  # -> Path of the picture
-    if out is None and len(folders) == 1:
-        out = Path(folders[0], "curves.png")
-    elif out is None:
-        out = Path("curves.png")
-        number = 1
-        while out.exists():  # nothing of the user's is overwritten
-            number += 1
-            out = Path(f"curves{number}.png")
-    need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
-    labels = [Path(folder).resolve().name for folder in folders]
-    if len(set(labels)) < len(labels):  # runs of the same name, in different folders
-        labels = [str(folder) for folder in folders]
-    runs = [load(folder) for folder in folders]
-    return dashboard(dict(zip(labels, runs)), Path(out), columns=4)
-
-
-def collapse(folder):  # -> Path of the picture
-    config, rows = load(folder)
-    enough = len(series(config, rows, "success")[0]) >= BEFORE
-    need(enough, f"{folder}: its log is shorter than {BEFORE} iterations, or has no success")
-    return draw_anatomy(config, rows, Path(folder, "collapse.png"))
-
-
 @matplotlib.style.context(STYLE)
 def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     """One run, its signals stacked on one axis: when was it lost, and what moved before?"""
@@ -380,11 +433,11 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     axes = fig.subplots(len(left), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, event) in zip(axes, left.items()):
         x, y = series(config, rows, name)
-        ax.set_title(title_of(name), loc="left")
+        ax.set_title(METRICS[name].title, loc="left")
         ax.plot(x, y, color="C0", lw=1)
         if lost_at is not None:
             ax.axvspan(lost_at, rows[-1]["iteration"] * config["online_k"], color="0.5", alpha=0.15, lw=0)
-        if name in LOGARITHMIC and max(y) > 0:
+        if METRICS[name].log and max(y) > 0:
             ax.set_yscale("log", nonpositive="clip")
         if event is not None:
             iteration, how = event
@@ -400,51 +453,11 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     return out
 
 
-# ------------------------------------------------------------------------------------- in a notebook; by token
-def live(cfg, rows):
-    """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
-    from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
-    nothing_yet = len(rows) == 1 and "eval" not in rows[0]
-    if nothing_yet or len(rows) % 5 != 1:  # at 0, 5, 10, ...: a picture takes as long as an iteration of `tiny`
-        return
-    picture = io.BytesIO()
-    dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
-    clear_output(wait=True)
-    display(Image(picture.getvalue()))
-
-
-PAGE = Path(__file__).parent / "figures" / "xray.html"
-
-
-def xray(folder):  # -> Path of the page
-    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
-    file = Path(folder, "xray.json")
-    need(file.is_file(), f"{folder} has no xray.json: it is written with the first checkpoint after training began")
-    episodes = json.loads(file.read_text())
-    data = json.dumps({"title": str(folder), "episodes": episodes})
-    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
-    page = Path(folder, "xray.html")
-    template = PAGE.read_text(encoding="utf-8")
-    page.write_text(template.replace("EPISODES", data), encoding="utf-8")  # a placeholder in figures/xray.html
-    return page
-
-
 # --------------------------------------------------------------------------------------------- the command line
-OTHERS = """
-Not drawn:
-  success             share of won episodes in the rollout
-  policy_loss, value_loss, clip_fraction    means over the updates; grad_norm_max: of the update with the longest gradient
-  updates, kept, turns, tokens    gradient steps; trajectories used; turns per episode; tokens that the model wrote
-  collapse, dead      written once: fewer than half of the turns are valid; ten iterations had nothing to compare
-  claims, fitting     share of turns whose thought claims something, and of those whose first action fits the claim (a
-                      move; on the bandit 0)
-"""
-
-
 def command_line(argv):
-    advice = [f"  {name:20}{text}" for name, (_, text) in METRICS.items()]
-    about = __doc__ + "\nThe columns of log.jsonl that are drawn, and what to look for:\n" + "\n".join(advice) + OTHERS
-    parser = argparse.ArgumentParser("plots.py", description=about, allow_abbrev=False,
+    lines = [f"  {name:20}{metric.title}; {metric.meaning}".rstrip("; ") for name, metric in METRICS.items()]
+    description = __doc__ + "\nThe columns of log.jsonl, first those of the dashboard:\n" + "\n".join(lines)
+    parser = argparse.ArgumentParser("plots.py", description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")
     parser.add_argument("what", choices=["curves", "collapse", "xray"])

@@ -5,7 +5,7 @@
         R       = returns(trajs)            the sum of each episode's rewards                      eq. 2
         kept    = uncertainty_filter(R)     the initial states whose N returns differ most         eq. 7
         batch   = compute_advantages(...)   how much better than expected was every token?         eq. 5 (GRPO)
-        update(batch)                       one or more gradient steps: better tokens grow likelier  eq. 4, 6
+        updates(batch)                      one or more gradient steps: better tokens grow likelier  eq. 4, 6
 
 Words
     prompt      an initial state of the world, as text; P of them in an iteration (--prompts)
@@ -18,7 +18,7 @@ Words
     return      R(tau): the sum of the rewards of all turns of a trajectory
     advantage   how much better than expected things went after a token (GRPO: in its whole episode)
     ratio       a token's probability now, divided by its probability when it was sampled
-    update      one gradient step, on E = 32 trajectories (the function `update` makes all those of an iteration)
+    update      one gradient step, on E = 32 trajectories
     iteration   one rollout and all updates that are made with it
     policy      pi, the language model as a player; pi_old: pi at the last rollout, of which only old_logp is kept
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
@@ -70,8 +70,7 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 CUDA = torch.cuda.is_available()
 RANK = int(os.environ.get("RANK", 0))  # of this process, if torchrun has started several
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
-# As a decorator: bf16 inside, the weights stay fp32. NOTE: never one inside another, and one gradient step in each. Until
-# the outermost one ends, autocast keeps the bf16 copies that it has made of the weights, also when a step changes these.
+# As a decorator: on a GPU bf16 inside, the weights stay fp32. NOTE: never one inside another (see gradient_step).
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 
 
@@ -328,8 +327,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
     by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it keeps
     the one in which it paid.
-
-    NOTE: R is raw. If each group were divided by its std first (`grpo_advantages`), all U would be alike."""
+"""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     kept = U.argsort(descending=True, stable=True)[:k]
@@ -411,7 +409,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should have said
 
 
-def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T-1); PPO: value, ret; KL: kl
+def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch: collate's, adv; PPO: value, ret; KL: kl; (B,T-1)
     """Computed once, before the first update on these trajectories, and then frozen."""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
@@ -428,7 +426,7 @@ def compute_advantages(trajs, models, cfg):  # -> batch: collate's, and adv (B,T
     if cfg.algo == "ppo":
         add_ppo_advantages(batch, penalty, models.critic, cfg)
     else:
-        add_grpo_advantages(batch, penalty, returns(trajs, cfg).to(cfg.device), cfg)
+        add_grpo_advantages(batch, penalty, R.to(cfg.device), cfg)
     return batch
 
 
@@ -447,7 +445,7 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     batch["adv"] = white * mask
 
 
-def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N) of the kept groups
+def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N)
     """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward.
 
     They are added after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in
@@ -499,9 +497,9 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Squared error of the critic's forecast. One rollout is a small sample, so the forecast is not pulled farther than
-    VALUE_CLIP from where it was. Say it was 0 and the return is 2. While it is at 0.3 both errors are alike, and pull it
-    up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one, and it has no
-    gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
+    VALUE_CLIP from where it was. Say it was 0 and the return to come is 2. At 0.3, inside the clip, both errors are the
+    same, and pull it up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one,
+    and it has no gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
 
     Its price: forecasts of returns near 11, as on Sokoban, take about 11 / 0.5 = 22 iterations. (It makes no difference
     to success there: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
@@ -509,7 +507,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def update(batch, models, cfg, seed):  # -> statistics of every gradient step
+def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
     """Every trajectory is used once per epoch, E = cfg.update_size of them in a step."""
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
@@ -520,7 +518,7 @@ def update(batch, models, cfg, seed):  # -> statistics of every gradient step
     return steps
 
 
-@autocast
+@autocast  # NOTE: one step in each. Until it ends, it keeps the bf16 copies of the weights as they were before the step
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
@@ -534,9 +532,9 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
         losses, clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
-        actor_loss = losses.sum() / total
-        actor_loss.backward()
-        stats["policy_loss"] += actor_loss.item()
+        loss = losses.sum() / total
+        loss.backward()
+        stats["policy_loss"] += loss.item()
         stats["clip_fraction"] += clipped.sum().item() / total
         if models.critic is not None:
             value = token_values(models.critic, part)  # now; part["value"]: before the first update
@@ -545,10 +543,11 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             stats["value_loss"] += critic_loss.item()
     stats = add_up(stats)
     norms = []
-    for network in models.optimizer.param_groups:  # the policy's weights, the critic's
-        add_up_gradients(network["params"])
-        norms.append(torch.nn.utils.clip_grad_norm_(network["params"], MAX_GRAD_NORM).item())
-    stats["grad_norm"] = norms[0]
+    for network in (models.policy, models.critic):
+        if network is not None:
+            add_up_gradients(network.parameters())
+            norms.append(torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item())
+    stats["grad_norm"] = norms[0]  # the policy's
     need(np.isfinite([*stats.values(), *norms]).all(), message_not_finite("loss or gradient", cfg))
     models.optimizer.step()
     models.optimizer.zero_grad()
@@ -621,8 +620,8 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
     chosen = []
     for group in kept:
         chosen += trajs[group * cfg.rollouts:(group + 1) * cfg.rollouts]
-    batch = compute_advantages(chosen, models, cfg)
-    return chosen, batch, update(batch, models, cfg, seed)
+    batch = compute_advantages(chosen, R[kept], models, cfg)
+    return chosen, batch, updates(batch, models, cfg, seed)
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
@@ -771,7 +770,7 @@ class KVCache:
         for layer, stored in self.layers.items():
             self.layers[layer] = stored[rows]
 
-    def select(self, trajs):  # only these stay
+    def select(self, trajs):  # the new cache has one row for each of these
         self.copy_rows([traj.row for traj in trajs])
         for row, traj in enumerate(trajs):
             traj.row = row
@@ -782,7 +781,7 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     new = [traj.ids[traj.seen:] for traj in trajs]
     q = max(len(ids) for ids in new)
     pads = [q - len(ids) for ids in new]
-    padded = [[0] * pad + ids for pad, ids in zip(pads, new)]
+    padded = [[0] * missing + ids for missing, ids in zip(pads, new)]
 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
@@ -1136,8 +1135,8 @@ def fits(turn):
 
 
 def warn_of_trouble(rows, trajs):
-    """Valid turns are the sign of a collapse, told once a run: in-group std and entropy also fall in healthy runs, when a
-    task is solved."""
+    """A lasting fall of valid turns is the sign of a collapse, told once a run: in-group std and entropy also fall in
+    healthy runs, when a task is solved."""
     valid = [row["valid"] for row in rows if "valid" in row]
     if valid == [0]:  # in the first rollout, and none
         answer = trajs[0].turns[0]["answer"]
@@ -1149,8 +1148,9 @@ def warn_of_trouble(rows, trajs):
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return
-    if np.mean(valid[-5:]) < 0.5 <= np.mean(valid[:5]):
-        rows[-1]["collapse"] = "fewer than half of the turns are valid"
+    by_five = plots.means(np.array(valid), 5)
+    if by_five[-1] < by_five.max() / 2:
+        rows[-1]["collapse"] = "fewer than half as many valid turns as at its best"
         say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
 
 

@@ -43,7 +43,7 @@ from envs import UserError, need
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
-           "seconds_rollout", "seconds_update", *plots.METRICS}  # these are packed
+           "seconds_rollout", "seconds_update", *plots.DASHBOARD}  # these are packed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
 
 

@@ -42,8 +42,8 @@ def by_trajectory():
     (but for the entropy bonus), so a token's weight may as well be put there."""
     original = ragen_mini.compute_advantages
 
-    def advantages(trajs, models, cfg):
-        batch = original(trajs, models, cfg)
+    def advantages(*given):
+        batch = original(*given)
         tokens = batch["mask"].sum(1, keepdim=True)
         batch["adv"] *= tokens.float().mean() / tokens
         return batch

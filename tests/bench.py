@@ -119,7 +119,7 @@ def iteration(side, models, cfg, i):  # -> seconds of the rollout, of the update
     if side == "ours":
         trajs = our_rollout(models, cfg, seeds, i)
         middle = time.perf_counter()
-        rm.update(rm.compute_advantages(trajs, models, cfg), models, cfg, i)
+        rm.updates(rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg), models, cfg, i)
     else:
         trajs = student_rollout(models.policy, models.tok, cfg, seeds, i)
         middle = time.perf_counter()
@@ -208,7 +208,7 @@ def gradient(trajs, models, cfg):  # -> of the GRPO loss on all trajectories at 
             seen.append(torch.cat([p.grad.flatten() for p in models.policy.parameters()]))
     cfg.update_size = len(trajs)
     models.optimizer = Catch(models.policy.parameters(), lr=0.0)
-    rm.update(rm.compute_advantages(trajs, models, cfg), models, cfg, 0)
+    rm.updates(rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg), models, cfg, 0)
     return seen[0]
 
 

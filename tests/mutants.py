@@ -30,7 +30,7 @@ MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there inst
     ("symmetric clip", "1 + cfg.clip_high)", "1 + cfg.clip_low)"),
     ("no zero_grad", "    models.optimizer.zero_grad()\n", ""),
     ("mean over the grid", 'total = int(batch["mask"][rows].sum())', 'total = batch["mask"][rows].numel()'),
-    ("mean over each micro-batch", "actor_loss = losses.sum() / total", "actor_loss = losses.mean()"),
+    ("mean over each micro-batch", "loss = losses.sum() / total", "loss = losses.mean()"),
     ("GRPO over the batch", "centered = R - R.mean(dim=1, keepdim=True)", "centered = R - R.mean()"),
     ("GRPO by the std of the batch", "std = R.std(dim=1, keepdim=True)", "std = R.std() + 0 * R"),
     ("GRPO over the wrong dimension", "centered = R - R.mean(dim=1, keepdim=True)", "centered = R - R.mean(dim=0, keepdim=True)"),

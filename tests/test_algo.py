@@ -261,8 +261,8 @@ def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the opt
             seen.append(torch.cat([weight.grad.flatten() for weight in weights]))
     parts = [part for part in (models.policy, models.critic) if part is not None]
     models.optimizer = Spy([{"params": part.parameters()} for part in parts], lr=0.0)
-    batch = rm.compute_advantages(trajs, models, cfg)
-    rm.update(batch, models, cfg, 0)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    rm.updates(batch, models, cfg, 0)
     return torch.stack(seen), batch
 
 
@@ -307,9 +307,9 @@ def test_better_episodes_become_likelier(models, cfg, trajs):
     """One step of gradient descent by hand: the objective sum A log pi rises. (A wrong sign of anything lowers it.)"""
     cfg.rollouts, cfg.algo, cfg.update_size, models.critic = 4, "grpo", len(trajs), None
     models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     before = (batch["adv"] * rm.grid_logps(models.policy, batch, cfg)).sum()
-    rm.update(batch, models, cfg, 0)
+    rm.updates(batch, models, cfg, 0)
     assert (batch["adv"] * rm.grid_logps(models.policy, batch, cfg)).sum() > before + 0.01
 
 
@@ -317,7 +317,7 @@ def test_better_episodes_become_likelier(models, cfg, trajs):
 def test_the_advantage_stands_on_its_own_token(models, cfg, trajs, algo):
     """Against a loop over one trajectory's lists, before any tensor: rewards to come minus value, or the group's number."""
     cfg.rollouts, cfg.algo = 4, algo
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     truth = []
     for row, traj in enumerate(trajs):
         for t, mine in enumerate(traj.mask):
@@ -340,7 +340,7 @@ def test_kl_penalty_in_the_reward(models, cfg, trajs, llama):
     models.ref = copy.deepcopy(llama)
     with torch.no_grad():
         models.ref.lm_head.weight.mul_(0.9)
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     group = rm.grpo_advantages(torch.tensor([t.R for t in trajs]).view(-1, 4)).flatten()
     for b, traj in enumerate(trajs):
         where = batch["mask"][b].nonzero()[:, 0].tolist()
@@ -357,7 +357,7 @@ def test_kl_penalty_costs_ppo_reward(models, cfg, trajs, llama):
     cfg.rollouts, cfg.kl_coef, models.ref = 4, 0.1, copy.deepcopy(llama)
     with torch.no_grad():
         models.ref.lm_head.weight.mul_(0.9)
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     for b in range(len(trajs)):
         to_come = (batch["reward"] - 0.1 * batch["kl"])[b].flip(0).cumsum(0).flip(0)
         mask = batch["mask"][b]
@@ -368,7 +368,7 @@ def test_kl_penalty_costs_ppo_reward(models, cfg, trajs, llama):
 def test_ppo_advantages_are_white_and_scoring_changes_no_input(models, cfg, trajs):
     cfg.rollouts = 4
     before = [(list(t.ids), list(t.mask), list(t.reward), list(t.old_logp)) for t in trajs]
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     adv = batch["adv"][batch["mask"]]
     assert adv.mean().abs() < 1e-5 and abs(adv.std(correction=0) - 1) < 1e-4
     assert before == [(t.ids, t.mask, t.reward, t.old_logp) for t in trajs]
@@ -412,7 +412,7 @@ def test_empty_thoughts_carry_no_information(play, llama, tok, cfg):
 @pytest.mark.parametrize("trained", [True, False])
 def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_path, trained):
     cfg.rollouts, cfg.out = 4, str(tmp_path)
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     rm.write_xray(trajs, [(trajs, batch)] if trained else [], models, cfg)
     episodes = json.loads((tmp_path / "xray.json").read_text())
     groups = [[traj.R for traj in trajs if traj.group == g] for g in (0, 1)]

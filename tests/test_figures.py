@@ -73,7 +73,7 @@ def test_figures_and_claims_name_what_exists():
     for figure in paper.PAPER["figures"].values():
         for world, metric, methods in figure["panels"]:
             kind, _, tested = metric.partition(" ")
-            assert kind in plots.METRICS or kind in plots.OTHERS or kind == "survival"
+            assert kind in plots.METRICS
             assert methods in sets
             others = worlds[world].get("eval_envs", "")
             if tested:

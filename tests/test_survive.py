@@ -351,12 +351,13 @@ def test_one_rollout_a_prompt_is_no_reason_to_skip(tmp_path):
 
 @pytest.mark.parametrize("valid, warned_at", [
     ([0.9] * 10 + [0.3] * 10, 14),  # 0.54 on average in rows 9 to 13, 0.42 in 10 to 14
-    ([0.5] * 10 + [0.0], 11),
+    ([0.5] * 10 + [0.0] * 3, 13),
+    ([0.2] * 5 + [0.6] * 10 + [0.2] * 5, 19),  # it had to learn its answers' form first
     ([0.9] * 10 + [0.51] * 10, None),
-    ([0.4] * 10 + [0.1] * 10, None),  # malformed from the start: no collapse
+    ([0.1] * 20, None),  # malformed from the start: no collapse
     ([0.9] * 5 + [0.0] * 4, None)])  # too early to tell
 def test_collapse_is_announced_once(valid, warned_at, capsys):
-    """Fewer than half of the turns valid in the last five rows, after at least half in the first five."""
+    """Fewer than half as many valid turns in the last five rows as in the best five."""
     rows = [{"iteration": 0}]
     for i, share in enumerate(valid, 1):
         rows.append({"iteration": i, "valid": share})

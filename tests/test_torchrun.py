@@ -13,7 +13,7 @@ def gradients(cfg):  # of one step on 16 trajectories -> {name: gradient, unscal
     models = rm.load_models(cfg)
     cfg.rollouts, cfg.max_turns = 4, 2
     trajs = rm.rollout(models.policy, models.tok, "frozenlake", SEEDS[:4], 4, cfg, 0, 1.0)
-    batch = rm.compute_advantages(trajs, models, cfg)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     found = {}
 
     def step():

@@ -80,10 +80,10 @@ def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, monkeypatch):
     slices, weights = [], []
     compute_advantages = rm.compute_advantages
 
-    def spy(trajs, models, cfg):
+    def spy(trajs, R, models, cfg):
         slices.append(trajs)
         weights.append(next(models.policy.parameters()).sum().item())
-        return compute_advantages(trajs, models, cfg)
+        return compute_advantages(trajs, R, models, cfg)
     monkeypatch.setattr(rm, "compute_advantages", spy)
     rows = run(tmp_path / "run", "--online-k", 3, "--iterations", 1, "--update-size", 8, "--eval-every", 0, "--seed", 1)
     assert [len(trajs) for trajs in slices] == [8, 8, 8]
