@@ -374,8 +374,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
     def outcomes(state, action):
         if (state, action) not in known:
-            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, too "
-                 "many for exact yardsticks: make it smaller, or lower --max-actions")
+            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
+                 "too many for exact yardsticks: make it smaller, or lower --max-actions")
             known[state, action] = env.outcomes(state, action)
         return known[state, action]
 
