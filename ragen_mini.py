@@ -263,7 +263,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, temperature)
+            logp = next_token_logp(policy, cache, writing, temperature)  # they read what is new to them
             need(not logp.isnan().any(), message_not_finite("a log-probability", cfg))
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
@@ -369,7 +369,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
     Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
     +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
-    Subtracting the mean needs no such warning (2 of the proof)."""
+    Subtracting the mean needs no such warning (step 2 of the proof)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -420,7 +420,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch: collate's, a
         # divergence, which says how far two distributions are apart.
         # Why as a reward? A token that *leads to* later drift pays for it, too.
         # Why not in the loss? There kl_t would do nothing on average at the first update: pi_ref has no gradient, and
-        # grad log pi has mean 0 (2 of the proof). (Who has it there takes another estimate of the divergence.)
+        # grad log pi has mean 0 (step 2 of the proof). (Who has it there takes another estimate of the divergence.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
     if cfg.algo == "ppo":
@@ -437,8 +437,8 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): subtract the mean over all tokens, divide by their std.
     # Why? The loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the same in every
-    # world. To subtract a mean is 2 of the proof again. All of a batch is divided by the *same* number, which changes how
-    # long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
+    # world. To subtract a mean is step 2 of the proof again. All of a batch is divided by the *same* number, which changes
+    # how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
     # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And a batch in which one
     # return alone differs is stretched more than others.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
@@ -485,7 +485,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. Its value says nothing (at ratio 1 it
-    is minus the mean of A, about 0), only its gradient counts. The entropy bonus pays a little for undecided choices, so
+    is about 0 whatever happens), only its gradient counts. The entropy bonus pays a little for undecided choices, so
     that the policy keeps trying several things. Its price: the best policy for the loss is a little less decided than
     the best one for the return."""
     ratio = (logp - old_logp).exp()
@@ -524,8 +524,8 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
-    MAX_GRAD_NORM are shortened, so that one bad batch cannot move the weights far. (Adam divides by the size of past
-    gradients: after a long calm even a short one makes a long step.)"""
+    MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one bad batch cannot move
+    the weights far."""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -563,7 +563,9 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
 #     value_loss               clips
 #     gradient_step            takes the mean over tokens; shortens the gradient
 #     nothing_to_compare       makes no step at all
-# and Adam instead of plain steps along the gradient (README: our suspect in the Echo Trap).
+#     updates                  all but the first use episodes of an older policy (step 5); --online-k: of a much older one
+#     evaluate                 plays at temperature 0.5 what was trained at 1
+# and Adam instead of plain steps along the gradient: after a long calm it makes large steps of small gradients.
 
 
 # ------------------------------------------------------------------------------------------------- the loop
