@@ -437,7 +437,7 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): subtract the mean over all tokens, divide by their std.
     # Why? The loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the same in every
-    # world. To subtract a mean is step 2 of the proof again. All of a batch is divided by the *same* number, which changes
+    # world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same* number, which changes
     # how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
     # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And a batch in which one
     # return alone differs is stretched more than others.
@@ -1150,7 +1150,7 @@ def warn_of_trouble(rows, trajs):
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return
-    by_five = plots.means(np.array(valid), 5)
+    by_five = plots.forward_means(np.array(valid), 5)
     if by_five[-1] < by_five.max() / 2:
         rows[-1]["collapse"] = "fewer than half as many valid turns as at its best"
         say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")

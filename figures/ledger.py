@@ -57,7 +57,7 @@ def warned(config, rows, metric):
     """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost, or
     its best was so early that there is no earlier range."""
     best, lost_at, left = plots.anatomy(config, rows)
-    if lost_at is None or best < plots.HEALTHY:
+    if lost_at is None or best < plots.MIN_HISTORY:
         return math.nan
     if left.get(metric) is None:
         return 0.0
@@ -74,13 +74,13 @@ def trapped(config, rows, metric):
     """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; the
     valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
     iterations, success = plots.series(config, rows, "success")
-    success = plots.as_it_stays(success, rows)
-    smooth = plots.means(success, plots.WINDOW)
+    success = plots.extend_if_dead(success, rows)
+    smooth = plots.forward_means(success, plots.WINDOW)
     place = smooth.argmax()
     since = iterations[place]
     gain = smooth[place] - success[0]
     lost_half = smooth[place:] < smooth[place] - gain / 2
-    for_long = plots.means(lost_half, plots.LOST).max() > 0.99  # all of them
+    for_long = plots.forward_means(lost_half, plots.LOST_FOR).max() > 0.99  # all of them
     silent = lowest(config, rows, "valid", since) < 0.1
     alike = lowest(config, rows, "reward_std", since) < 0.05 * rows[1]["reward_std"]
     spike = largest_jump(config, rows, since) >= plots.SPIKE
@@ -89,8 +89,8 @@ def trapped(config, rows, metric):
 
 def lowest(config, rows, metric, since):  # the lowest mean of ten iterations in a row
     iterations, y = plots.series(config, rows, metric)
-    y = plots.as_it_stays(y[iterations >= since], rows)
-    return plots.means(y, plots.LOST).min()
+    y = plots.extend_if_dead(y[iterations >= since], rows)
+    return plots.forward_means(y, plots.LOST_FOR).min()
 
 
 def largest_jump(config, rows, since):
@@ -100,9 +100,9 @@ def largest_jump(config, rows, since):
     iterations, longest = plots.series(config, rows, "grad_norm_max")
     _, means = plots.series(config, rows, "grad_norm")
     jumps = [0.0]
-    for i in range(plots.BEFORE, len(longest)):
+    for i in range(plots.HISTORY, len(longest)):
         if iterations[i] >= since:
-            usual = np.median(means[i - plots.BEFORE:i])
+            usual = np.median(means[i - plots.HISTORY:i])
             jumps.append(longest[i] / usual)
     return max(jumps)
 

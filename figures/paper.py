@@ -44,6 +44,7 @@ from envs import UserError, need
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
            "seconds_rollout", "seconds_update", *plots.DASHBOARD}  # these are packed
+plots.METRICS["survival"] = plots.About("share of seeds that have not lost their success", smooth=False)
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
 
 
@@ -254,6 +255,8 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
     panels = []
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
+        if metric == "survival":
+            lines = {method: [with_survival(*run) for run in runs] for method, runs in lines.items()}
         panels.append((metric, panel_title(world, metric) + ": ", lines))
     columns = min(3, len(panels))
     if len(panels) % 4 == 0:
@@ -266,6 +269,15 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
     labels = list(dict.fromkeys(method for _, _, lines in panels for method in lines))
     plots.draw(title, panels, args.folder / file, columns, labels)
     return f"![{title}]({args.folder.name}/{file})" + caption(name)
+
+
+def with_survival(config, rows):  # -> a run with that column
+    _, lost_at = plots.best_and_loss(config, rows)
+    new = []
+    for row in rows:
+        is_lost = lost_at is not None and row["iteration"] * config["online_k"] >= lost_at
+        new.append(row | {"survival": float(not is_lost)})
+    return config, new
 
 
 def anatomy(name, args):  # -> Markdown of the picture of a run that shows the trap's whole course

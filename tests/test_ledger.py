@@ -130,8 +130,8 @@ def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
 
 
 def test_means_of_neighbours():
-    assert plots.means(np.array([1.0, 2, 6]), 2).tolist() == [1.5, 4.0]
-    assert plots.means(np.array([1.0, 2, 6]), 5).tolist() == [3.0], "a run that has just begun"
+    assert plots.forward_means(np.array([1.0, 2, 6]), 2).tolist() == [1.5, 4.0]
+    assert plots.forward_means(np.array([1.0, 2, 6]), 5).tolist() == [3.0], "a run that has just begun"
 
 
 def test_the_whole_course():
