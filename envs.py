@@ -1,16 +1,17 @@
 """Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
 
+    env = make("sokoban")
     obs, info = env.reset(seed=7, options={"noise": 3})
     obs, reward, terminated, truncated, info = env.step("Right")    # info["success"]; the caller counts actions
 
-`seed` fixes the level, so that a whole group of episodes can start alike; `noise` fixes slips and pay-outs (the number
-of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every world is a
-pure function of state and action (and of its level), from which `step` merely samples:
+`seed` fixes the level, so that a group of episodes can start alike, to be compared; `noise` fixes slips and pay-outs
+(the number of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every
+world is a pure function of state and action (and of its level), from which `step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one without a slip
 
 The same function gives `yardsticks`, the exact success of random and of optimal play, beside which this project prints
-every measured success, and `solve`, a shortest solution (the embedded model was taught with it).
+every measured success, and `solve`, a shortest solution.
 
     python envs.py                          the yardsticks of every world, by number of actions
     python envs.py play sokoban 7           play level 7: you read what the language model reads
@@ -67,7 +68,7 @@ class Env:
     """The base of all worlds. A world adds four methods:
 
         draw(rng, *draw_args)       -> what stays fixed (a dict), the initial state; or None: draw again.
-                                       A staticmethod: levels are remembered by (class, draw_args, seed)
+                                       A staticmethod: what find_level remembers may not depend on self
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -76,7 +77,7 @@ class Env:
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
-    over = True       # until it is reset
+    over = True       # so that `step` fails before `reset`
 
     # `reset` and `step` have Gymnasium's form: the observation is what `render` says, info a dict with "success"
     def reset(self, seed=None, options=None):  # -> observation, info
@@ -85,7 +86,7 @@ class Env:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         noise = (options or {}).get("noise", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, noise, 1])  # without the 1: the numbers that drew the level
+        self.dice = np.random.default_rng([seed, noise, 1])  # the 1: other numbers than those that drew the level
         self.over = False
         return self.render(), {"success": False}
 
@@ -100,9 +101,27 @@ class Env:
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
 
+@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
+def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
+    """The level of a seed (remembered, so do not change what it returns). A hash assigns every level, whichever seed drew
+    it, to one side: a quarter is held out for evaluation, the rest is for training. We draw until a level is on the side
+    of its seed (EVAL_SEEDS: held out)."""
+    for attempt in range(TRIES):
+        drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
+        if drawn is None:  # not solvable, for example
+            continue
+        if not world.split:
+            return drawn
+        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
+        if held_out == (seed in EVAL_SEEDS):
+            return drawn
+    raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
+                    "Or are there so few levels that none can be held out? Then write split = False")
+
+
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """Two arms, one pull. State: before the pull the pair of names, in the order shown; after it the name pulled.
+    """Two arms, one pull. State: None before the pull, then the name of the arm that was pulled.
     Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
     which is which; the seed shuffles their order. Success is the better decision, the risky arm, whatever it pays."""
     split = False  # there are only two levels
@@ -119,8 +138,8 @@ class Bandit(Env):
     @staticmethod
     def draw(rng, low, high):
         if rng.random() < 0.5:
-            return {}, (low, high)
-        return {}, (high, low)
+            return {"shown": (low, high)}, None
+        return {"shown": (high, low)}, None
 
     def outcomes(self, state, action):
         if action == self.low:
@@ -131,9 +150,10 @@ class Bandit(Env):
         return state == self.high
 
     def render(self):
-        if self.over:
-            return f"You pulled {self.state}."
-        return f"The arms are {self.state[0]} and {self.state[1]}."
+        if self.state is None:
+            first, second = self.level["shown"]
+            return f"The arms are {first} and {second}."
+        return f"You pulled {self.state}."
 
 
 # -------------------------------------------------------------------------------------------------- sokoban
@@ -162,8 +182,8 @@ class Sokoban(Env):
             layer 2    P _ X O    P X _ O
 
         Draw k, then a state of layer k. One box: k = 1 to 8; many rooms have no deep layer and are drawn again, so that
-        the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16: most often both must be moved."""
-        floor = sorted(carve(rng, size))
+        the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most often both must be moved."""
+        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
         places = rng.choice(len(floor), boxes, replace=False)
@@ -186,11 +206,13 @@ class Sokoban(Env):
         floor, targets = self.level["floor"], self.level["targets"]
         player, boxes = state
         to, beyond = shift(player, action), shift(player, action, 2)
-        blocked = beyond not in floor or beyond in boxes
-        if to not in floor or (to in boxes and blocked):
-            return [(1.0, state, -0.1, False)]  # nothing moves, the action is spent
+        nothing_moves = [(1.0, state, -0.1, False)]  # but the action is spent
+        if to not in floor:
+            return nothing_moves
         if to not in boxes:
             return [(1.0, (to, boxes), -0.1, False)]
+        if beyond not in floor or beyond in boxes:
+            return nothing_moves
         boxes = tuple(sorted({beyond, *boxes} - {to}))
         solved = boxes == targets
         bonus = int(beyond in targets) - int(to in targets) + 10 * int(solved)
@@ -298,24 +320,7 @@ class FrozenLake(Env):
         return picture(self.size, grid, "_")
 
 
-# ---------------------------------------------------------------------------------------------------- levels
-@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
-def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
-    """The level of a seed. A hash puts every level on one of two sides, always the same: a quarter is held out for
-    evaluation, the rest is for training. We draw until a level is on the side of its seed (EVAL_SEEDS: held out)."""
-    for attempt in range(TRIES):
-        drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
-        if drawn is None:  # not solvable, for example
-            continue
-        if not world.split:
-            return drawn
-        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0
-        if held_out == (seed in EVAL_SEEDS):
-            return drawn
-    raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
-                    "Or are there so few levels that none can be held out? Then write split = False")
-
-
+# ---------------------------------------------------------------------------------------------- names of worlds
 ENVS = {
     "bandit": partial(Bandit, low="Teacher", high="Engineer"),
     "bandit_test": partial(Bandit, low="Librarian", high="Trader"),
@@ -334,9 +339,8 @@ def title(name):
 
 
 def make(name, success_rate=1 / 3):
-    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate.
-    (find_world, behind the end of the first reading, looks a name up in ENVS; it takes worlds of your own, too.)"""
-    world = find_world(name)
+    """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate."""
+    world = find_world(name)  # ENVS[name]; or a world of your own, see there
     if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)
     return world()
@@ -387,7 +391,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         for action in env.actions:
             mean = 0.0
             for p, new, _, over in outcomes(state, action):
-                mean += p * chance(new, 0 if over else left - 1, pick)
+                mean += p * chance(new, 0 if over else left - 1, pick)  # when it is over, nothing changes any more
             by_action.append(mean)
         return pick(by_action)
 

@@ -136,7 +136,7 @@ def test_speed_tables_are_those_of_the_output():
     assert len(ratios) == 4 and " | ".join("{} ({} - {})".format(*ratio) for ratio in ratios) in page
 
 
-FALLS = {"none (PPO)": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "2 random prompts": "random quarter",
+FALLS = {"(PPO)": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "2 prompts, no filter": "random quarter",
          "`--starpo-s --prompts 32`": "StarPO-S of 32"}
 
 

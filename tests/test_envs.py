@@ -284,7 +284,7 @@ def test_noise_is_independent_of_the_level():
     env, first = envs.make("bandit"), {True: [], False: []}
     for seed in range(256, 2256):
         env.reset(seed, {"noise": 0})
-        order = env.state[0] == "Engineer"
+        order = env.level["shown"][0] == "Engineer"
         first[order].append(env.step("Engineer")[1])
     means = [np.mean(paid) for paid in first.values()]
     assert all(abs(mean - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 900) for mean in means), means
@@ -314,6 +314,6 @@ def test_claims_of_thoughts(name, level, thought, expected):
     """Written by hand. The player stands at (3, 4), the box one to the left of it."""
     env = envs.make(name)
     env.level = level
-    env.state = {"sokoban": ((3, 4), ((3, 3),)), "frozenlake": (3, 4), "bandit": ("Teacher", "Engineer"),
+    env.state = {"sokoban": ((3, 4), ((3, 3),)), "frozenlake": (3, 4), "bandit": None,
                  "sokoban_large": ((3, 4), ((3, 3), (4, 4)))}[name]
     assert [is_true for _, is_true in envs.claims(env, thought)] == expected

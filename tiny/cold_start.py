@@ -86,7 +86,7 @@ def planner(env, actions_left, rng):  # -> thought, actions; or None: there is n
         to_box = envs.offset(player, boxes[0])
         to_target = envs.offset(boxes[0], env.level["targets"][0])
         return choose(rng, PUSHING).format(box=to_box, target=to_target), path
-    arms = list(env.state)
+    arms = list(env.level["shown"])
     rng.shuffle(arms)
     arm = choose(rng, arms)
     thoughts = [f"{name} sounds {SOUNDS[name]}." for name in arms]
