@@ -563,7 +563,7 @@ EXERCISES = {
         ("nothing is divided: the loss is a mean over the tokens", "int(batch[\"mask\"][rows].sum())", "1"),
         ("the gradient of the first step is still there in the second: zero_grad", "    models.optimizer.zero_grad()\n", ""),
         ("long gradients must be shortened to MAX_GRAD_NORM, each network's on its own",
-         "network[\"params\"], MAX_GRAD_NORM", "network[\"params\"], 1e9"),
+         "network.parameters(), MAX_GRAD_NORM", "network.parameters(), 1e9"),
         ("the critic is not trained", "if models.critic is not None:", "if False:"),
         ("the critic's loss is not divided as the policy's is", "part[\"ret\"][mask]).sum() / total",
          "part[\"ret\"][mask]).mean()"),
