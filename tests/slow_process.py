@@ -2,6 +2,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import ragen_mini as rm
 import survive
 from survive import assert_same, rows_of, saved_rows
+from test_figures import FIGURES, WORDS, logged, paper, saved, stage, wait_for
 from test_survive import DAYS, train
 from test_torchrun import of_all_processes
 
@@ -59,3 +62,49 @@ def test_a_run_of_two_processes(cfg, tmp_path):
     assert (tmp_path / "run" / "checkpoint" / "trainer.pt").exists()
     assert not (tmp_path / "run-2").exists()
     assert weights
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path):
+    process = survive.start("--keep", "0", "--out", tmp_path / "run")
+    code, said, lines = survive.finish(process)
+    assert (code, said, lines) == (2, "", ["--keep 0.0: above 0 and at most 1"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):
+    """Ctrl-C reaches parent and children; SIGTERM only the parent. Then a run loses its checkpoint."""
+    command = [sys.executable, "parent.py", str(FIGURES), *WORDS]
+
+    def begin():
+        return subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def check_that_both_saved(process, rows, stops):
+        said = process.communicate(timeout=60)[1].splitlines()
+        assert process.returncode == 130
+        assert said[-1] == "stopped: the same command goes on"
+        assert "Traceback" not in " ".join(said)
+        assert list(saved(tmp_path).values()) == [(rows, stops)] * 2, "before the parent ended"
+
+    process = begin()
+    wait_for(lambda: list(logged(tmp_path).values()) == [3, 3])
+    os.killpg(process.pid, signal.SIGINT)
+    check_that_both_saved(process, rows=3, stops=1)
+    process = begin()
+    wait_for(lambda: list(logged(tmp_path).values()) == [5, 5])
+    process.terminate()
+    check_that_both_saved(process, rows=5, stops=2)
+
+    first, second = sorted(saved(tmp_path))
+    (tmp_path / "runs" / "tiny" / first / "checkpoint" / "trainer.pt").unlink()
+    (tmp_path / "gate").touch()
+    process = begin()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == "![](tiny/fig5-8.png)\n\n"
+    stops = {}
+    for name, (_, rows) in paper.unpack(tmp_path / "tiny" / "bandit.jsonl.gz").items():
+        stops[name] = [row["reward"] for row in rows]
+    assert len(stops) == 4
+    assert stops[first] == [0] * 9, "without a checkpoint: from the start"
+    assert stops[second] == [0] * 3 + [1] * 2 + [2] * 4, "with one: it went on, twice"

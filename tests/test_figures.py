@@ -1,10 +1,8 @@
 """The paper's figures, tables and claims: from data to runs, from runs to pictures, numbers and verdicts."""
 import argparse
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -246,45 +244,6 @@ def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypa
     assert failed.exists()
     assert len(stage) == 2, "no other run was begun"
     assert saved(tmp_path).keys() == logged(tmp_path).keys() - {failed.stem}
-
-
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, stage):
-    """Ctrl-C reaches parent and children; SIGTERM only the parent. Then a run loses its checkpoint."""
-    command = [sys.executable, "parent.py", str(FIGURES), *WORDS]
-
-    def begin():
-        return subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def check_that_both_saved(process, rows, stops):
-        said = process.communicate(timeout=60)[1].splitlines()
-        assert process.returncode == 130
-        assert said[-1] == "stopped: the same command goes on"
-        assert "Traceback" not in " ".join(said)
-        assert list(saved(tmp_path).values()) == [(rows, stops)] * 2, "before the parent ended"
-
-    process = begin()
-    wait_for(lambda: list(logged(tmp_path).values()) == [3, 3])
-    os.killpg(process.pid, signal.SIGINT)
-    check_that_both_saved(process, rows=3, stops=1)
-    process = begin()
-    wait_for(lambda: list(logged(tmp_path).values()) == [5, 5])
-    process.terminate()
-    check_that_both_saved(process, rows=5, stops=2)
-
-    first, second = sorted(saved(tmp_path))
-    (tmp_path / "runs" / "tiny" / first / "checkpoint" / "trainer.pt").unlink()
-    (tmp_path / "gate").touch()
-    process = begin()
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert out == "![](tiny/fig5-8.png)\n\n"
-    stops = {}
-    for name, (_, rows) in paper.unpack(tmp_path / "tiny" / "bandit.jsonl.gz").items():
-        stops[name] = [row["reward"] for row in rows]
-    assert len(stops) == 4
-    assert stops[first] == [0] * 9, "without a checkpoint: from the start"
-    assert stops[second] == [0] * 3 + [1] * 2 + [2] * 4, "with one: it went on, twice"
 
 
 # -------------------------------------------------------------------------------------- pictures and tables

@@ -32,22 +32,6 @@ def bandit(tmp_path_factory):
     return out, run(out, "--env", "bandit", "--algo", "grpo", "--eval-prompts", 32)
 
 
-@pytest.fixture(scope="module")
-def mistaken(tmp_path_factory):
-    """A process of the real command line; it starts while the next fixture works."""
-    out = tmp_path_factory.mktemp("mistaken") / "run"
-    process = survive.start("--keep", "0", "--out", out)
-    yield process, out
-    process.kill()
-
-
-def test_a_real_process_with_a_mistake_says_one_line_and_exits_with_2(mistaken, bandit):
-    process, out = mistaken
-    code, said, lines = survive.finish(process)
-    assert (code, said, lines) == (2, "", ["--keep 0.0: above 0 and at most 1"])
-    assert not out.exists()
-
-
 # --------------------------------------------------------------------------------------------------------- runs
 @pytest.mark.parametrize("flags", ["--env bandit --algo grpo --starpo-s", "--env sokoban --algo ppo --starpo-s",
                                    "--env sokoban --algo grpo", "--env frozenlake --algo ppo"])
