@@ -2,16 +2,25 @@
 
     env = make("sokoban")
     obs, info = env.reset(seed=7, options={"noise": 3})
-    obs, reward, terminated, truncated, info = env.step("Right")    # info["success"]; the caller counts actions
 
-`seed` fixes the level, so that a group of episodes can start alike, to be compared; `noise` fixes slips and pay-outs
-(the number of an episode in its group, so that each has dice of its own). Nothing touches a global random state. Every
-world is a pure function of state and action (and of its level), from which `step` merely samples:
+        # # # # # #
+        # _ P _ _ #        P: the player; X: a box, to be pushed onto O, the target; #: walls; _: floor
+        # _ _ # _ #        env.state is ((1, 2), ((4, 2),)): cells (row, column) of the player and of the boxes
+        # _ # # # #        env.level is what stays fixed: walls and targets
+        # _ X O # #        solve(env) is ["Down", "Left", "Down", "Down", "Right"]
+        # # # # # #        yardsticks(env, 10)[:, -1] is [0.04, 1.00]: success of random and of optimal play
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one without a slip
+    obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
 
-The same function gives `yardsticks`, the exact success of random and of optimal play, beside which this project prints
-every measured success, and `solve`, a shortest solution.
+`seed` fixes the level, so that a group of episodes can start alike, to be compared. `noise`, the number of an episode in
+its group, seeds its own dice: slips and pay-outs. Nothing touches a global random state. Every world is a pure function
+of state and action (and of its level), from which `step` merely samples:
+
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one that was intended
+    env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
+
+The same function gives `yardsticks`, beside which this project prints every measured success, and `solve`, a shortest
+solution.
 
     python envs.py                          the yardsticks of every world, by number of actions
     python envs.py play sokoban 7           play level 7: you read what the language model reads
@@ -67,8 +76,8 @@ def picture(size, symbols, elsewhere):
 class Env:
     """The base of all worlds. A world adds four methods:
 
-        draw(rng, *draw_args)       -> what stays fixed (a dict), the initial state; or None: draw again.
-                                       A staticmethod: what find_level remembers may not depend on self
+        draw(rng, *draw_args)       -> the level: what stays fixed, a dict; the initial state. None: draw again.
+                                       A staticmethod, since find_level remembers it by (class, draw_args, seed)
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -102,10 +111,10 @@ class Env:
 
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
-def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the initial state
-    """The level of a seed (remembered, so do not change what it returns). A hash assigns every level, whichever seed drew
-    it, to one side: a quarter is held out for evaluation, the rest is for training. We draw until a level is on the side
-    of its seed (EVAL_SEEDS: held out)."""
+def find_level(world, draw_args, seed):  # -> level, initial state
+    """The level of a seed (remembered, so do not change what it returns). Two seeds may draw the same level: separate
+    seeds alone would let levels of the evaluation into training. So a hash of the level itself decides: a quarter is held
+    out, the rest is for training. We draw until a level is on the side of its seed (EVAL_SEEDS: held out)."""
     for attempt in range(TRIES):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if drawn is None:  # not solvable, for example
@@ -121,33 +130,33 @@ def find_level(world, draw_args, seed):  # -> what stays fixed (a dict), the ini
 
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """Two arms, one pull. State: None before the pull, then the name of the arm that was pulled.
-    Low risk: always 0.15 (released code: 0.1). High risk: 1 with probability 0.25, on average more. The names hint at
-    which is which; the seed shuffles their order. Success is the better decision, the risky arm, whatever it pays."""
+    """Two arms, known by names that hint at which is which; one pull. The sure one always pays 0.15 (RAGEN's code: 0.1),
+    the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
+    pays. State: None before the pull, then the name of the arm that was pulled. The seed shuffles the order."""
     split = False  # there are only two levels
 
-    def __init__(self, low, high):
-        self.low = low
-        self.high = high
-        self.actions = (low, high)
-        self.draw_args = (low, high)
+    def __init__(self, sure, risky):
+        self.sure = sure
+        self.risky = risky
+        self.actions = (sure, risky)
+        self.draw_args = (sure, risky)
         self.instruction = (
             "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
             "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
 
     @staticmethod
-    def draw(rng, low, high):
+    def draw(rng, sure, risky):
         if rng.random() < 0.5:
-            return {"shown": (low, high)}, None
-        return {"shown": (high, low)}, None
+            return {"shown": (sure, risky)}, None
+        return {"shown": (risky, sure)}, None
 
     def outcomes(self, state, action):
-        if action == self.low:
-            return [(1.0, self.low, 0.15, True)]
-        return [(0.75, self.high, 0.0, True), (0.25, self.high, 1.0, True)]
+        if action == self.sure:
+            return [(1.0, self.sure, 0.15, True)]
+        return [(0.75, self.risky, 0.0, True), (0.25, self.risky, 1.0, True)]
 
     def won(self, state):
-        return state == self.high
+        return state == self.risky
 
     def render(self):
         if self.state is None:
@@ -322,9 +331,9 @@ class FrozenLake(Env):
 
 # ---------------------------------------------------------------------------------------------- names of worlds
 ENVS = {
-    "bandit": partial(Bandit, low="Teacher", high="Engineer"),
-    "bandit_test": partial(Bandit, low="Librarian", high="Trader"),
-    "bandit_rev": partial(Bandit, low="Trader", high="Librarian"),  # the names mislead
+    "bandit": partial(Bandit, sure="Teacher", risky="Engineer"),
+    "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
+    "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
     "sokoban": Sokoban,
     "sokoban_large": partial(Sokoban, size=8, boxes=2),
     "sokoban_newvocab": partial(Sokoban, symbols="W.GBCA@"),  # the same rooms
@@ -340,7 +349,7 @@ def title(name):
 
 def make(name, success_rate=1 / 3):
     """make("sokoban"), or make("frozenlake", success_rate=0.8). Other worlds than the lake ignore success_rate."""
-    world = find_world(name)  # ENVS[name]; or a world of your own, see there
+    world = find_world(name)  # mostly ENVS[name]; the second part finds worlds of your own, too
     if world is FrozenLake:
         return FrozenLake(success_rate=success_rate)
     return world()
@@ -364,9 +373,11 @@ def solve(env):
 
 
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact. With no actions left the chance of success is 1 in a state that is won, else 0. Before that the chance of an
-    action is the mean over what it may lead to. A random player has the mean over the actions, the best one, who sees
-    the state before every action, their maximum.
+    """Exact, by recursion:
+
+        chance(state, 0)    = 1 if won(state), else 0
+        chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
+                              sum over outcomes of p * chance(next state, left - 1)
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
@@ -384,20 +395,20 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         return known[state, action]
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
-    def chance(state, left, pick):  # of success, with so many actions left
+    def chance(state, left, over_actions):  # of success, with so many actions left
         if left == 0:
             return float(env.won(state))
         by_action = []
         for action in env.actions:
             mean = 0.0
             for p, new, _, over in outcomes(state, action):
-                mean += p * chance(new, 0 if over else left - 1, pick)  # when it is over, nothing changes any more
+                mean += p * chance(new, 0 if over else left - 1, over_actions)  # over: no actions left
             by_action.append(mean)
-        return pick(by_action)
+        return over_actions(by_action)
 
     curves = []
-    for pick in (fmean, max):
-        curves.append([chance(env.state, left, pick) for left in range(horizon + 1)])
+    for over_actions in (fmean, max):
+        curves.append([chance(env.state, left, over_actions) for left in range(horizon + 1)])
     return np.array(curves)
 
 
@@ -454,7 +465,7 @@ def facts(env):  # -> what a claim looks like, {thing: what is true of it now}
     if hasattr(env, "facts"):  # a world of your own may have this method, and the attribute `claim`
         return getattr(env, "claim", WHERE), env.facts()
     if isinstance(env, Bandit):
-        return "safe|risky", {env.low: "safe", env.high: "risky"}
+        return "safe|risky", {env.sure: "safe", env.risky: "risky"}
     if isinstance(env, FrozenLake):
         return WHERE, {"goal": offset(env.state, env.level["goal"])}
     if isinstance(env, Sokoban):

@@ -7,16 +7,21 @@
 
 How the data look, from small to large:
 
-    metric  a name in METRICS, mostly a column of the log; "eval sokoban": success in Sokoban of a run in whatever world
+    metric  a name in METRICS, mostly a column of the log; or "eval sokoban": success on the held-out levels of Sokoban
+            (a run may be evaluated in several worlds)
     run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
-    runs    runs that differ only in their seed: one curve (curves of seeds and methods are drawn by figures/paper.py)
-    lines   what one panel shows: {"PPO": runs, "GRPO": runs}
+    runs    what one curve is made of: runs that differ only in their seed. Here it is always one run; figures/paper.py
+            has several, for which there are means, medians and thin lines
+    lines   the curves of a panel: {"PPO": runs, "GRPO": runs}
     panel   (metric, prefix of its title, lines)
 
-The model plays *episodes* of several *turns*: it reads the state, writes a thought and an answer. An iteration plays
-groups of episodes, those of a group from one initial state, and trains on them. A *claim* is what a thought says of the
-board. A run is *lost* when ten iterations in a row have less than half of its best success (best: the highest mean of
-five iterations). It is *dead* when ten iterations had equal returns in every group: nothing is left to learn from.
+The model plays *episodes* of several *turns*: it reads the state, writes a *thought* and an answer, and is rewarded. The
+*return* is the sum of an episode's rewards. An iteration plays *groups* of episodes, those of a group from one initial
+state, and trains on them. A *claim* is what a thought says of the board. The *echo*: the same phrases in every thought.
+
+    lost      ten iterations in a row have less than half of the best success (the highest mean of five iterations)
+    dead      ten iterations in a row had nothing to compare, such as equal returns: training has ended by itself
+    collapse  the column: fewer than half as many valid turns as at the best; the command: an anatomy of a loss
 """
 import argparse
 import io
@@ -40,7 +45,7 @@ class About:
     title: str  # of its panel
     meaning: str = ""  # and what to look for
     smooth: bool = True  # drawn as a moving average, else as measured
-    log: bool = False  # on a logarithmic axis; the thick line is the seeds' median, since one outlier would own the mean
+    log: bool = False  # on a logarithmic axis, and over seeds a median: one outlier would own the mean
     of_updates: bool = False  # undefined where no gradient step was made
 
 
@@ -81,9 +86,13 @@ METRICS = DASHBOARD | {
 }
 
 
+def split(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
+    name, _, world = metric.partition(" ")
+    return name, world
+
+
 def about(metric):  # -> About
-    name, _, _ = metric.partition(" ")  # of "eval sokoban"
-    return METRICS[name]
+    return METRICS[split(metric)[0]]
 
 
 def load(folder):  # -> a run: config, rows
@@ -101,16 +110,17 @@ def load(folder):  # -> a run: config, rows
 
 
 def value_in(row, metric, own_world):  # -> number, or None: this row has none
-    kind, _, world = metric.partition(" ")
-    if kind == "eval":  # a dict: {"sokoban": 0.4, ...}
+    name, world = split(metric)
+    if name == "eval":  # a dict: {"sokoban": 0.4, ...}
         return row.get("eval", {}).get(world or own_world)
-    if kind == "seconds" and "seconds_rollout" in row:
+    if name == "seconds" and "seconds_rollout" in row:
         return row["seconds_rollout"] + row["seconds_update"]
-    return row.get(kind)
+    return row.get(name)
 
 
 def series(config, rows, metric):  # -> iterations, values
-    """With --online-k an iteration plays k times as many prompts, so it counts for k."""
+    """The values of a metric, and where they lie on the x-axis. (With --online-k an iteration plays k times as many
+    prompts, so it counts for k.)"""
     x, y = [], []
     for row in rows:
         value = value_in(row, metric, config["env"])
@@ -150,7 +160,7 @@ def dashboard(loaded, out, columns, metrics=DASHBOARD):  # loaded: {label: run} 
     wanted += [metric for metric in metrics if metric != "eval"]
     panels = []
     for metric in wanted:
-        _, _, world = metric.partition(" ")
+        _, world = split(metric)
         prefix = f"{envs.title(world)} " if world else ""
         lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
         if lines:
@@ -163,8 +173,9 @@ def dashboard(loaded, out, columns, metrics=DASHBOARD):  # loaded: {label: run} 
 def live(cfg, rows):
     """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
-    nothing_yet = len(rows) == 1 and "eval" not in rows[0]
-    if nothing_yet or rows[-1]["iteration"] % 5 > 0:  # a picture takes as long as an iteration of a small model
+    if len(rows) == 1 and "eval" not in rows[0]:  # nothing to draw yet
+        return
+    if len(rows) % 5 != 1 and len(rows) <= cfg.iterations:  # a picture takes as long as an iteration of a small model
         return
     picture = io.BytesIO()
     dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
@@ -224,14 +235,15 @@ def how_drawn(metric, lines):  # -> the label of the x-axis
 
 
 def draw_panel(ax, metric, prefix, lines, labels):
-    name, _, world = metric.partition(" ")
+    name, world = split(metric)
     for label, runs in lines.items():
         x, y = align_seeds(runs, metric)
         if not x:
             continue
         number = labels.index(label)
         if name == "eval" and len(runs) == 1:
-            draw_interval(ax, x, y[0], runs[0][0]["eval_prompts"], f"C{number}")
+            config, _ = runs[0]
+            draw_interval(ax, x, y[0], config["eval_prompts"], f"C{number}")
         draw_line(ax, metric, x, y, label, number)
     if name == "eval":
         ax.set_ylim(0, 1.02)
@@ -245,7 +257,8 @@ def draw_panel(ax, metric, prefix, lines, labels):
 def use_log_axis(ax):
     if ax.dataLim.y1 > 0:  # the largest value that was drawn
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
-        ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4))
+        low, high = ax.get_ylim()
+        ax.set_ylim(max(low, min(1e-4, high / 10)), high)
 
 
 def draw_line(ax, metric, x, y, label, number):  # y (seeds, iterations)
@@ -311,12 +324,12 @@ def align_seeds(runs, metric):  # -> iterations that all of these runs have, val
     everywhere = sorted(set().union(*by_seed))  # iterations that some run has
     for values, (_, rows) in zip(by_seed, runs):
         if values and "dead" in rows[-1]:
-            extend_dead_run(values, everywhere, metric)
+            fill_after_death(values, everywhere, metric)
     common = [i for i in everywhere if all(i in values for values in by_seed)]
     return common, np.array([[values[i] for i in common] for values in by_seed])
 
 
-def extend_dead_run(values, iterations, metric):  # values: {iteration: value}, changed in place
+def fill_after_death(values, iterations, metric):  # values: {iteration: value}, changed in place
     end = max(values)
     for i in iterations:
         if i > end:
@@ -355,6 +368,7 @@ def collapse(folder):  # -> Path of the picture
 def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     """One run, its signals stacked on one axis. Green: a signal's healthy range. Red: where it leaves that."""
     best, lost_at, events = anatomy(config, rows, signals)
+    end = rows[-1]["iteration"] * config["online_k"]
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(events) + 1), layout="constrained")
     axes = fig.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, event) in zip(axes, events.items()):
@@ -370,7 +384,7 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
         if healthy is not None:
             ax.axhspan(*healthy, color="tab:green", alpha=0.12, lw=0)
         if lost_at is not None:
-            ax.axvspan(lost_at, x[-1], color="0.5", alpha=0.15, lw=0)
+            ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
         if event is not None:
             iteration, how = event
             ax.axvline(iteration, color="tab:red", lw=1.5)
@@ -443,9 +457,10 @@ def left_range(x, y, best):  # -> (the first iteration after the best that is no
     """A signal has left its range where OUTSIDE_FOR values in a row lie outside, or where one is above SPIKE times the
     median of the HISTORY values that precede it.
 
-    The rule is a rough one. What falls while the task is learnt widens that range, and is not seen to leave it. The echo
-    itself is often such a fall (different thoughts): look at the curve. And in healthy runs, too, a signal may leave the
-    range that it had while the task was learnt: compare with runs that were not lost."""
+    The rule is a rough one. A signal that was falling already before the best has a wide range, and may go on falling
+    inside it, unseen. Different thoughts, the echo itself, are often such a signal: look at the curve. And in healthy
+    runs, too, a signal may leave the range that it had while the task was learnt: compare with runs that were not
+    lost."""
     healthy = healthy_range(x, y, best)
     if healthy is None:
         return None
@@ -462,8 +477,11 @@ def left_range(x, y, best):  # -> (the first iteration after the best that is no
 
 # --------------------------------------------------------------------------------------------- the command line
 def command_line(argv):
-    lines = [f"  {name:20}{told.title}; {told.meaning}".rstrip("; ") for name, told in METRICS.items()]
-    description = __doc__ + "\nThe columns of log.jsonl, first those of the dashboard:\n" + "\n".join(lines)
+    columns = []
+    for name in METRICS:
+        said = [text for text in (about(name).title, about(name).meaning) if text]
+        columns.append(f"  {name:20}{'; '.join(said)}")
+    description = __doc__ + "\nThe columns of log.jsonl, first those of the dashboard:\n" + "\n".join(columns)
     parser = argparse.ArgumentParser("plots.py", description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")
@@ -480,11 +498,10 @@ def main(argv=None):
         args = command_line(argv)
         if args.what == "curves":
             print(curves(args.folders, args.out))
-        for folder in args.folders:
-            if args.what == "collapse":
-                print(collapse(folder))
-            if args.what == "xray":
-                print(xray(folder))
+        else:
+            draw_one = {"collapse": collapse, "xray": xray}[args.what]
+            for folder in args.folders:
+                print(draw_one(folder))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

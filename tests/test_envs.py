@@ -192,7 +192,7 @@ def test_bandit():
     assert abs(np.mean(paid) - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 2000)
     env.reset(3)
     assert env.step("Teacher")[1:] == (0.15, True, False, {"success": False})
-    assert envs.make("bandit_rev").high == "Librarian" and envs.make("bandit_test").high == "Trader"
+    assert envs.make("bandit_rev").risky == "Librarian" and envs.make("bandit_test").risky == "Trader"
 
 
 @pytest.mark.parametrize("name", envs.ENVS)
@@ -277,6 +277,18 @@ def test_frozenlake_picture():
     assert env.render() == "_ _ _ G\nX _ _ _\n_ _ _ _\n_ _ _ O"
     env.state = (0, 3)
     assert env.render() == "_ _ _ √\nO _ _ _\n_ _ _ _\n_ _ _ O"
+
+
+def test_the_example_at_the_top_is_what_the_code_gives():
+    env = envs.make("sokoban")
+    board, _ = env.reset(7)
+    shown = [line.strip()[:11] for line in envs.__doc__.splitlines() if line.startswith("        #")]
+    assert shown == board.splitlines()
+    random, optimal = envs.yardsticks(env, 10)[:, -1]
+    assert [f"{random:.2f}", f"{optimal:.2f}"] == ["0.04", "1.00"]
+    for said in (f"env.state is {env.state}:", f'env.outcomes(env.state, "Down") is {env.outcomes(env.state, "Down")}',
+                 f"solve(env) is {envs.solve(env)}".replace("'", '"')):
+        assert said in envs.__doc__
 
 
 def test_noise_is_independent_of_the_level():
