@@ -10,6 +10,7 @@
         # _ X O # #        solve(env) is ["Down", "Left", "Down", "Down", "Right"]
         # # # # # #        yardsticks(env, 10)[:, -1] is [0.04, 1.00]: success of random and of optimal play
 
+    env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
 
 `seed` fixes the level, so that a group of episodes can start alike, to be compared. `noise`, the number of an episode in
@@ -17,7 +18,6 @@ its group, seeds its own dice: slips and pay-outs. Nothing touches a global rand
 of state and action (and of its level), from which `step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one that was intended
-    env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
 
 The same function gives `yardsticks`, beside which this project prints every measured success, and `solve`, a shortest
 solution.
@@ -76,8 +76,8 @@ def picture(size, symbols, elsewhere):
 class Env:
     """The base of all worlds. A world adds four methods:
 
-        draw(rng, *draw_args)       -> the level: what stays fixed, a dict; the initial state. None: draw again.
-                                       A staticmethod, since find_level remembers it by (class, draw_args, seed)
+        draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. The level
+                                       is a dict of what stays fixed. A staticmethod, since find_level remembers it
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -190,8 +190,9 @@ class Sokoban(Env):
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
 
-        Draw k, then a state of layer k. One box: k = 1 to 8; many rooms have no deep layer and are drawn again, so that
-        the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most often both must be moved."""
+        Draw k, then a state of layer k. One box: k = 1 to 8; a room without a layer k is given up together with its k, so
+        that small k survive more often: the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most
+        often both must be moved."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -199,7 +200,7 @@ class Sokoban(Env):
         targets = tuple(sorted(floor[i] for i in places))
         layer = [(player, targets) for player in floor if player not in targets]
         visited = set(layer)
-        fewest, most = boxes ** 2, 8 * boxes  # 1 to 8, 4 to 16
+        fewest, most = (1, 8) if boxes == 1 else (4, 16)
         k = rng.integers(fewest, most + 1)
         for _ in range(k):  # from layer 0 to layer k
             earlier = set()
@@ -357,7 +358,8 @@ def make(name, success_rate=1 / 3):
 
 # ----------------------------------------------------------------------------------- solver and yardsticks
 def solve(env):
-    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or None."""
+    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or None. The state is one
+    that is not won yet."""
     paths = {env.state: []}
     queue = [env.state]
     for state in queue:  # the list grows while we walk along it: breadth first
@@ -377,12 +379,12 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                              sum over outcomes of p * chance(next state, left - 1)
+                              sum over outcomes of p * chance(next state, left - 1, or 0 if it is over)
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
     need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
-    # (more would exceed Python's recursion limit)
+    # (more could exceed Python's recursion limit)
 
     known = {}
     most = MOST_STATES * len(env.actions)
@@ -395,20 +397,20 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         return known[state, action]
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
-    def chance(state, left, over_actions):  # of success, with so many actions left
+    def chance(state, left, combine):  # of success, with so many actions left
         if left == 0:
             return float(env.won(state))
         by_action = []
         for action in env.actions:
             mean = 0.0
             for p, new, _, over in outcomes(state, action):
-                mean += p * chance(new, 0 if over else left - 1, over_actions)  # over: no actions left
+                mean += p * chance(new, 0 if over else left - 1, combine)
             by_action.append(mean)
-        return over_actions(by_action)
+        return combine(by_action)
 
     curves = []
-    for over_actions in (fmean, max):
-        curves.append([chance(env.state, left, over_actions) for left in range(horizon + 1)])
+    for combine in (fmean, max):
+        curves.append([chance(env.state, left, combine) for left in range(horizon + 1)])
     return np.array(curves)
 
 

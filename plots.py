@@ -175,7 +175,8 @@ def live(cfg, rows):
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
     if len(rows) == 1 and "eval" not in rows[0]:  # nothing to draw yet
         return
-    if len(rows) % 5 != 1 and len(rows) <= cfg.iterations:  # a picture takes as long as an iteration of a small model
+    finished = len(rows) > cfg.iterations or "dead" in rows[-1]  # row 0 is the evaluation before training
+    if len(rows) % 5 != 1 and not finished:  # a picture takes as long as an iteration of a small model
         return
     picture = io.BytesIO()
     dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
@@ -373,16 +374,18 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     axes = fig.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, event) in zip(axes, events.items()):
         x, y = series(config, rows, name)
-        ax.set_title(METRICS[name].title, loc="left")
+        ax.set_title(about(name).title, loc="left")
         ax.plot(x, y, color="C0", lw=1)
         if name == "success":
             ax.plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
             ax.legend()
-        if METRICS[name].log:
+        if about(name).log:
             use_log_axis(ax)
         healthy = healthy_range(x, y, best)
         if healthy is not None:
+            limits = ax.get_ylim()
             ax.axhspan(*healthy, color="tab:green", alpha=0.12, lw=0)
+            ax.set_ylim(limits)  # the range may be wider than the curve
         if lost_at is not None:
             ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
         if event is not None:
@@ -414,7 +417,7 @@ def anatomy(config, rows, signals=ANATOMY):
 
 
 def best_and_loss(config, rows):  # -> iteration of the best success, of its loss (or None)
-    """With WINDOW = 2 and LOST_FOR = 3, say:
+    """With WINDOW = 2 and LOST_FOR = 3, to be short:
 
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
@@ -424,12 +427,12 @@ def best_and_loss(config, rows):  # -> iteration of the best success, of its los
     """
     iterations, success = series(config, rows, "success")
     smooth = forward_means(success, WINDOW)
-    best = smooth.argmax()
-    low = extend_if_dead(success, rows) < smooth[best] / 2
-    for i in range(best, len(success)):
+    start = smooth.argmax()  # where the best stretch begins: before it success still rose
+    low = extend_if_dead(success, rows) < smooth[start] / 2
+    for i in range(start, len(success)):
         if low[i:i + LOST_FOR].sum() == LOST_FOR:
-            return iterations[best], iterations[i]
-    return iterations[best], None
+            return iterations[start], iterations[i]
+    return iterations[start], None
 
 
 def forward_means(y, n):  # of each value and the n - 1 after it; of all, if there are not so many
