@@ -379,7 +379,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                              sum over outcomes of p * chance(next state, left - 1, or 0 if it is over)
+                              sum over outcomes of p times chance(next state, left - 1; 0 if it is over)
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""

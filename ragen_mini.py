@@ -86,7 +86,6 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #     next_token_logp              log-probs (b,V) of the token that comes next in each episode
 #     pad                          lists of different lengths as one tensor, zeros on the right
 #     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
-#     token_values                 of the model's own tokens (n,): the critic's forecast
 #     on_grid(function, batch)     function(part) for all of the batch without gradient, each number in its place: (B,T-1)
 #     grid_logps                   the same of token_logps
 #     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
@@ -305,9 +304,10 @@ def answer_is_complete(traj, ends, cfg):
 #     (This one is in the mean, too; what that does is said at grpo_advantages.)
 #  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
 #     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
-#     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
-#     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
+#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average
+#     (for the plain sum; what else is done to it stands in "Looking back"). Later it is not quite: the ratio
+#     corrects for this token, but the tokens before it were chosen by pi_old, too, and no factor corrects for
+#     those. That matters little as long as pi is near pi_old, which is what clipping is for.
 # (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
 
 
@@ -320,8 +320,8 @@ def returns(trajs, cfg):  # -> (P,N)
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """Against the Echo Trap (README), eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U,
-    at least one. Where the N returns are all alike there is little to learn from (for GRPO nothing); where they differ,
-    the policy does not know its way yet.
+    at least one. Where the N returns are all alike there is little to learn from (GRPO: A is 0); where they differ, the
+    policy does not know its way yet.
 
     What it costs: the mean return of *all* prompts is no longer what is improved. U cannot tell luck from not knowing:
     it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
@@ -359,8 +359,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
     (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
 
-    NOTE: dividing can teach the wrong thing while the better choice is rare. Bandit, the only risky pull in a group of
-    16, against 0.15 of the sure arm:
+    NOTE: dividing can teach the wrong thing while the better choice is rare (here: in less than a third of the pulls).
+    Bandit, the only risky pull in a group of 16, against 0.15 of the sure arm:
 
         it pays    chance    R_i - mean    sample std    A
         1           1/4        +0.80         0.21       +3.75
@@ -420,7 +420,8 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch: collate's, a
         # divergence, which says how far two distributions are apart.
         # Why as a reward? A token that *leads to* later drift pays for it, too.
         # Why not in the loss? There kl_t would do nothing on average at the first update: pi_ref has no gradient, and
-        # grad log pi has mean 0 (step 2 of the proof). (Who has it there takes another estimate of the divergence.)
+        # grad log pi has mean 0 (step 2 of the proof). (Who has it there takes another estimate of the divergence, such
+        # as ratio - 1 - log ratio with ratio = pi_ref / pi.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
     if cfg.algo == "ppo":
@@ -462,8 +463,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     pads are on the right, and a causal model never looks to the right."""
     mask = part["mask"]
     hidden = policy.base_model(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
-    size = max(1, CHUNK_LOGITS // policy.config.vocab_size)
-    return logps_in_chunks(policy.get_output_embeddings(), hidden, part["targets"][mask], cfg.temperature, size)
+    return logps_in_chunks(policy.get_output_embeddings(), hidden, part["targets"][mask], cfg.temperature)
 
 
 def logps_from_hidden(head, hidden, targets, temperature):  # (n,D), (n,) -> log pi (n,), entropy (n,)
@@ -475,19 +475,28 @@ def entropy_of(logp):  # (n,V) -> (n,)
     return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
 
 
-# Why min and clip (here to 0.8..1.2)? The samples are pi_old's and say little about a policy far from it, but one
-# rollout serves several updates, and only at the first one is every ratio 1. min(ratio A, clip(ratio) A) has no gradient
-# where a token has already moved as far as it should:
-#     A > 0: ratio above 1 + clip_high, no further push up.     A < 0: ratio below 1 - clip_low, no further push down.
-# The clip alone would also stop the gradient on the wrong side. A bad token (A < 0) may have become *likelier*, since all
-# tokens share the same weights. Say ratio = 1.5, A = -1: then ratio A = -1.5, clip(ratio) A = -1.2, min takes the first,
-# which still has its gradient, and the token is pushed back. Likewise a good token (A = 1) that became less likely: at
-# ratio = 0.5, ratio A = 0.5 is less than clip(ratio) A = 0.8, so it is pushed up again.
+def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
+    """NOTE squeeze: without it `value - ret` is (n,1) - (n,), which is (n,n), and nothing complains."""
+    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
+    return output[part["mask"]].float().squeeze(-1)
+
+
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. Its value says nothing (at ratio 1 it
-    is about 0 whatever happens), only its gradient counts. The entropy bonus pays a little for undecided choices, so
-    that the policy keeps trying several things. Its price: the best policy for the loss is a little less decided than
-    the best one for the return."""
+    is near 0 however well things go), only its gradient counts.
+
+    Why clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several updates,
+    and only at the first one is every ratio 1. Why min? The clip alone would stop the gradient on the wrong side, too: a
+    bad token may have become *likelier*, since all tokens share the same weights. With the clip to 0.8..1.2:
+
+         A    ratio    ratio A    clip(ratio) A    min takes        gradient
+         1     1.5       1.5          1.2          clip(ratio) A    none: moved up far enough
+         1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
+        -1     0.5      -0.5         -0.8          clip(ratio) A    none: moved down far enough
+        -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
+
+    The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things. Its price: the
+    best policy for the loss is a little less decided than the best one for the return."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -501,8 +510,8 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     same, and pull it up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one,
     and it has no gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
 
-    Its price: forecasts of returns near 11, as on Sokoban, take about 11 / 0.5 = 22 iterations. (It makes no difference
-    to success there: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
+    Its price: it may slow forecasts of large returns, near 11 on Sokoban. (It makes no difference to success there:
+    figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -524,8 +533,9 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
-    MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one bad batch cannot move
-    the weights far."""
+    MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one bad batch does not
+    fill Adam's averages. It does not bound the step: after a long calm Adam moves the weights by up to 0.1 /
+    sqrt(0.001), three learning rates, at any gradient that is much longer than usual, shortened or not."""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -582,7 +592,8 @@ def self_check(trajs, policy, cfg):
     starts = {(traj.group, traj.turns[0]["state"]) for traj in trajs}
     assert len(starts) == trajs[-1].group + 1, "one initial state per group"
     for traj, R in zip(trajs, returns(trajs, cfg).flatten()):
-        assert abs(sum(traj.reward) - R) < 1e-4, "the rewards on the tokens must add up to the return"
+        on_own_tokens = sum(reward for reward, mine in zip(traj.reward, traj.mask) if mine)
+        assert abs(on_own_tokens - R) < 1e-4, "the rewards on the model's tokens must add up to the return"
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
 
@@ -835,7 +846,8 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
         yield some, {key: x[some, :columns] for key, x in batch.items()}
 
 
-def logps_in_chunks(head, hidden, targets, temperature, size):  # as logps_from_hidden, for `size` tokens at a time
+def logps_in_chunks(head, hidden, targets, temperature):  # as logps_from_hidden, for some tokens at a time
+    size = max(1, CHUNK_LOGITS // len(head.weight))  # head.weight is (V,D)
     logps, entropies = [], []
     for some_hidden, some_targets in zip(hidden.split(size), targets.split(size)):
         logp, entropy = checkpoint(  # torch's: activations are not kept but computed again in backward
@@ -843,12 +855,6 @@ def logps_in_chunks(head, hidden, targets, temperature, size):  # as logps_from_
         logps.append(logp)
         entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
-
-
-def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
-    """NOTE squeeze: without it `value - ret` is (n,1) - (n,), which is (n,n), and nothing complains."""
-    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
-    return output[part["mask"]].float().squeeze(-1)
 
 
 @autocast
