@@ -101,6 +101,11 @@ class Method:
     default is None it depends on --starpo-s, or on --model."""
     prompts: int = option(8, "P: initial states per iteration")
     rollouts: int = option(16, "N: episodes from each initial state")
+    max_turns: int = option(5, "turns of an episode")
+    max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
+    max_actions: int = option(10, "actions of an episode")
+    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
+    no_think: bool = option(False, "answer at once, without <think>...</think>")
     temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
     starpo_s: bool = option(False, "the three changes below at once: keep 0.25, kl-coef 0, clip-high 0.28")
     keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
@@ -1413,12 +1418,7 @@ class Config(Method):
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
     resume: str = option("", "folder of a run: it goes on exactly (on as many processes); --iterations, --lr may be new")
-    max_turns: int = option(5, "turns of an episode")
-    max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
-    max_actions: int = option(10, "actions of an episode")
-    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
     truth_reward: float = option(0.0, "added for a true claim of a thought, taken for a false one")
-    no_think: bool = option(False, "answer at once, without <think>...</think>")
     success_rate: float = option(1 / 3, "FrozenLake: probability of the intended move (later code: 0.8)")
 
     def __post_init__(self):
