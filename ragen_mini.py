@@ -538,9 +538,10 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
-    MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one bad batch does not
-    fill Adam's averages. It does not bound the step: after a long calm Adam moves the weights by up to 0.1 /
-    sqrt(0.001), three learning rates, at any gradient that is much longer than usual, shortened or not."""
+    MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one bad batch does
+    not fill Adam's averages. It does not bound the step: after a long calm Adam moves the weights by up to 0.1 /
+    sqrt(0.001), three learning rates, at any gradient that is much longer than usual, shortened or not. (README:
+    with beta2 0.9 by 0.3.)"""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -580,7 +581,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
 #     nothing_to_compare       makes no step at all
 #     updates                  all but the first use episodes of an older policy (step 5); --online-k: of a much older one
 #     evaluate                 plays at temperature 0.5 what was trained at 1
-# and Adam instead of plain steps along the gradient: after a long calm it makes large steps of small gradients.
+# and Adam instead of plain steps along the gradient: our suspect in the Echo Trap (README).
 
 
 # ------------------------------------------------------------------------------------------------- the loop

@@ -137,7 +137,7 @@ def test_speed_tables_are_those_of_the_output():
 
 
 FALLS = {"(PPO)": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "2 prompts, no filter": "random quarter",
-         "`--starpo-s --prompts 32`": "StarPO-S of 32"}
+         "`--starpo-s --prompts 32`": "StarPO-S of 32", "Adam's beta2 0.9": "PPO, Adam beta2 0.9"}
 
 
 def test_readme_findings_are_those_of_the_ledger():
