@@ -137,7 +137,7 @@ def test_speed_tables_are_those_of_the_output():
 
 
 FALLS = {"(PPO)": "PPO", "`--keep 0.25`": "keep 25%", "`--starpo-s`": "StarPO-S", "2 prompts, no filter": "random quarter",
-         "`--starpo-s --prompts 32`": "StarPO-S of 32", "Adam's beta2 0.9": "PPO, Adam beta2 0.9"}
+         "`--starpo-s --prompts 32`": "StarPO-S of 32", "(PPO, Adam's beta2 0.9)": "PPO, Adam beta2 0.9"}
 
 
 def test_readme_findings_are_those_of_the_ledger():
@@ -166,6 +166,6 @@ def test_readme_findings_are_those_of_the_ledger():
     for folder in ("tiny-b", "tiny-c"):
         args.folder, args.seeds = ROOT / "figures" / folder, 3
         lost += [ledger.lost(*run, None) for run in paper.runs_of("trap", "PPO", args)]
-    assert f"({sum(lost):.0f} of {len(lost)} from other cold starts)" in " ".join(section.split())
+    assert f"({sum(lost):.0f} of {len(lost)} from other pretrained models)" in " ".join(section.split())
     assert rows[307]["grad_norm_max"] == pytest.approx(4.6, abs=0.05)
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
