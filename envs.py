@@ -383,8 +383,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
+    # More could exceed Python's recursion limit.
     need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
-    # (more could exceed Python's recursion limit)
 
     known = {}
     most = MOST_STATES * len(env.actions)

@@ -100,12 +100,12 @@ def load(folder):  # -> a run: config, rows
     need(config_file.is_file() and log_file.is_file(), f"{folder} is not the folder of a run")
     config = dict(json.loads(config_file.read_text()))
     rows = []
-    lines = log_file.read_text(errors="replace").splitlines()
-    for line in lines:
+    text = log_file.read_text(errors="replace").splitlines()
+    for line in text:
         try:
             rows.append(dict(json.loads(line)))
-        except ValueError:  # the last line of a run that was killed in mid-write
-            need(line == lines[-1], f"{log_file}: line {len(rows) + 1} is damaged")
+        except ValueError:  # a run that was killed in mid-write: its last line
+            need(len(rows) == len(text) - 1, f"{log_file}: line {len(rows) + 1} is damaged")
     return config, rows
 
 
@@ -259,7 +259,8 @@ def use_log_axis(ax):
     if ax.dataLim.y1 > 0:  # the largest value that was drawn
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
         low, high = ax.get_ylim()
-        ax.set_ylim(max(low, min(1e-4, high / 10)), high)
+        floor = min(1e-4, high / 10)  # what is below is as good as 0, if not all is so small
+        ax.set_ylim(max(low, floor), high)
 
 
 def draw_line(ax, metric, x, y, label, number):  # y (seeds, iterations)
@@ -482,8 +483,10 @@ def left_range(x, y, best):  # -> (the first iteration after the best that is no
 def command_line(argv):
     columns = []
     for name in METRICS:
-        said = [text for text in (about(name).title, about(name).meaning) if text]
-        columns.append(f"  {name:20}{'; '.join(said)}")
+        said = about(name).title
+        if about(name).meaning:
+            said += f"; {about(name).meaning}"
+        columns.append(f"  {name:20}{said}")
     description = __doc__ + "\nThe columns of log.jsonl, first those of the dashboard:\n" + "\n".join(columns)
     parser = argparse.ArgumentParser("plots.py", description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -501,10 +504,12 @@ def main(argv=None):
         args = command_line(argv)
         if args.what == "curves":
             print(curves(args.folders, args.out))
-        else:
-            draw_one = {"collapse": collapse, "xray": xray}[args.what]
+        elif args.what == "collapse":
             for folder in args.folders:
-                print(draw_one(folder))
+                print(collapse(folder))
+        else:
+            for folder in args.folders:
+                print(xray(folder))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

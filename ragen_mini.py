@@ -800,7 +800,7 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     new = [traj.ids[traj.seen:] for traj in trajs]
     q = max(len(ids) for ids in new)
     pads = [q - len(ids) for ids in new]
-    padded = [[0] * missing + ids for missing, ids in zip(pads, new)]
+    padded = [[0] * count + ids for count, ids in zip(pads, new)]
 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
@@ -1029,12 +1029,12 @@ def check_worlds(tok, cfg):
 def explain(cfg):  # -> what the settings mean for the objective, in words
     kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))  # as in uncertainty_filter
     in_a_slice = -(-kept * cfg.rollouts // cfg.update_size)  # rounded up
-    updates = in_a_slice * cfg.epochs * cfg.online_k
+    steps = in_a_slice * cfg.epochs * cfg.online_k
     clip = "1, never clipped"
-    if updates > 1:
+    if steps > 1:
         clip = f"clipped to {1 - cfg.clip_low:g}..{1 + cfg.clip_high:g}"
     return (f"{cfg.algo}: filter keeps {kept} of {cfg.prompts} prompts; KL {cfg.kl_coef or 'off'}; entropy "
-            f"bonus {cfg.entropy_coef or 'off'}; {updates} update(s) a rollout, ratio {clip}")
+            f"bonus {cfg.entropy_coef or 'off'}; {steps} update(s) a rollout, ratio {clip}")
 
 
 def size_of(models):  # -> what a large model takes, in words
@@ -1162,7 +1162,7 @@ def warn_of_trouble(rows, trajs):
     told = any("collapse" in row for row in rows)
     if len(valid) < 10 or told:
         return
-    by_five = plots.forward_means(np.array(valid), 5)
+    by_five = np.convolve(valid, np.ones(5) / 5, mode="valid")  # the mean of every five in a row
     if by_five[-1] < by_five.max() / 2:
         rows[-1]["collapse"] = "fewer than half as many valid turns as at its best"
         say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")

@@ -471,3 +471,18 @@ def test_under_autocast_every_update_sees_the_weights_of_the_last_step(folder, m
     assert under_autocast[0] < 0.05 and plain[0] < 1e-4, "before the first step all ratios are 1, in bf16 roughly"
     moved, truth = np.mean(under_autocast[2:]), np.mean(plain[2:])
     assert moved > 0.75 * truth > 0.1, "after the first step they move as in fp32"
+
+
+@pytest.mark.parametrize("beta2, step", [(0.999, 3.16), (0.9, 0.316)])
+@pytest.mark.parametrize("spike", [0.1, 1.0])
+def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, spike):
+    """What README suspects: (1 - beta1) / sqrt(1 - beta2) learning rates, however long the gradient is."""
+    weight = torch.zeros(1, requires_grad=True)
+    adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, beta2))
+    weight.grad = torch.full((1,), 1e-9)
+    adam.step()
+    adam.state[weight]["step"] += 10_000  # a long calm: the averages are no longer corrected for their start
+    before = weight.item()
+    weight.grad = torch.full((1,), spike)
+    adam.step()
+    assert before - weight.item() == pytest.approx(step, rel=0.01)

@@ -224,3 +224,20 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
         monkeypatch.setattr(paper, "runs_of", runs_of)
         line = paper.claims("claims", None).splitlines()[-1]
         assert line.strip("| ").split(" | ")[-1].startswith(verdict), (verdict, line)
+
+
+def test_what_the_page_says_of_adams_memory():
+    """Lost with beta2 0.9 and with the default; and Fisher's exact test of these counts, by hand."""
+    args = paper.parse(["claims"])
+    args.folder = ROOT / "figures/tiny"
+    lost, runs = [], []
+    for method in ("PPO, Adam beta2 0.9", "PPO"):
+        found = paper.runs_of("trap", method, args)
+        runs.append(len(found))
+        lost.append(int(sum(ledger.lost(*run, None) for run in found)))
+    assert (lost, runs) == ([1, 11], [10, 13])
+
+    def chance(k):  # that of the 12 lost runs so many are among the first ten
+        return math.comb(10, k) * math.comb(13, 12 - k) / math.comb(23, 12)
+    p = sum(chance(k) for k in range(11) if chance(k) <= chance(1) * (1 + 1e-9))
+    assert f"Fisher gives p {p:.4f}" in (ROOT / "figures/CLAIMS.md").read_text()

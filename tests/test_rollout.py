@@ -238,6 +238,12 @@ def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
     trajs[0].mask[-1] = False
     with pytest.raises(AssertionError):
         rm.self_check(trajs, llama, cfg)
+    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
+    traj = next(traj for traj in trajs if any(traj.reward))
+    place = next(i for i, reward in enumerate(traj.reward) if reward)
+    traj.reward[0], traj.reward[place] = traj.reward[place], 0.0  # on a message's token, where gae would pass over it
+    with pytest.raises(AssertionError, match="add up"):
+        rm.self_check(trajs, llama, cfg)
 
 
 @pytest.mark.parametrize("answer, thought", [

@@ -598,6 +598,7 @@ DAMAGE = [  # how, the command, what the user is told
     (last_row(seconds_update="x"), "plots.py curves run", "run: a file of the run is damaged"),
     (text("log.jsonl", ""), "plots.py curves run", "run: no iteration is finished"),
     (text("log.jsonl", "no log"), "plots.py curves run", "run: no iteration is finished"),
+    (text("log.jsonl", '{"iteration": 0}\n{"iter\n{"iteration": 2}'), "plots.py curves run", "run/log.jsonl: line 2 is damaged"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (text("config.json", ""), "plots.py curves run", "run: a file of the run is damaged"),
     (text("config.json", "[]"), "plots.py curves run", "run: a file of the run is damaged"),
@@ -726,3 +727,8 @@ def test_the_live_picture_waits_until_there_is_something_to_draw(monkeypatch, cf
     assert not shown
     plots.live(cfg, [{"iteration": i} for i in range(6)])
     assert shown == [b"picture"]
+    cfg.iterations = 8
+    plots.live(cfg, [{"iteration": i} for i in range(8)])
+    assert len(shown) == 1, "a picture takes its time"
+    plots.live(cfg, [{"iteration": i} for i in range(9)])
+    assert len(shown) == 2, "but the last one is drawn"
