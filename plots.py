@@ -10,10 +10,9 @@ How the data look, from small to large:
     metric  a name in METRICS, mostly a column of the log; or "eval sokoban": success on the held-out levels of Sokoban
             (a run may be evaluated in several worlds)
     run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
-    runs    what one curve is made of: runs that differ only in their seed. Here it is always one run; figures/paper.py
-            has several, for which there are means, medians and thin lines
-    lines   the curves of a panel: {"PPO": runs, "GRPO": runs}
-    panel   (metric, prefix of its title, lines)
+    lines   the curves of a panel: {"first": run, "second": run}. (figures/paper.py, whose curves are means over seeds,
+            has lists of runs there, and a `draw_line` of its own)
+    panel   (metric, prefix of its title, lines, yardsticks): random and optimal play, or None
 
 The model plays *episodes* of several *turns*: it reads the state, writes a *thought* and an answer, and is rewarded. The
 *return* is the sum of an episode's rewards. An iteration plays *groups* of episodes, those of a group from one initial
@@ -45,8 +44,7 @@ class About:
     title: str  # of its panel
     meaning: str = ""  # and what to look for
     smooth: bool = True  # drawn as a moving average, else as measured
-    log: bool = False  # on a logarithmic axis, and over seeds a median: one outlier would own the mean
-    of_updates: bool = False  # undefined where no gradient step was made
+    log: bool = False  # on a logarithmic axis
 
 
 DASHBOARD = {
@@ -56,10 +54,8 @@ DASHBOARD = {
     "reward_std": About("in-group return std", "0: all episodes of a group end alike, nothing to compare", smooth=False,
                         log=True),
     "entropy": About("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
-    "grad_norm": About("gradient norm", "small when all is learnt; later spikes are mostly harmless", log=True,
-                       of_updates=True),
-    "kl": About("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)",
-                of_updates=True),
+    "grad_norm": About("gradient norm", "small when all is learnt; later spikes are mostly harmless", log=True),
+    "kl": About("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
     "response_length": About("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
     "think_length": About("words per thought", "thoughts that shrink to nothing carry nothing"),
     "distinct": About("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
@@ -69,12 +65,10 @@ DASHBOARD = {
 }
 METRICS = DASHBOARD | {
     "success": About("success (training)", "share of won episodes in the rollout"),
-    "grad_norm_max": About("largest gradient norm", "of the iteration's updates; grad_norm is their mean", log=True,
-                           of_updates=True),
-    "policy_loss": About("policy loss", "only its gradient means something", of_updates=True),
-    "value_loss": About("value loss", "of the critic's forecasts", of_updates=True),
-    "clip_fraction": About("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1",
-                           of_updates=True),
+    "grad_norm_max": About("largest gradient norm", "of the iteration's updates; grad_norm is their mean", log=True),
+    "policy_loss": About("policy loss", "only its gradient means something"),
+    "value_loss": About("value loss", "of the critic's forecasts"),
+    "clip_fraction": About("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
     "updates": About("gradient steps", "0: nothing to compare"),
     "kept": About("trajectories that were trained on"),
     "tokens": About("tokens that the model wrote"),
@@ -162,9 +156,9 @@ def dashboard(loaded, out, columns, metrics=DASHBOARD):  # loaded: {label: run} 
     for metric in wanted:
         _, world = split(metric)
         prefix = f"{envs.title(world)} " if world else ""
-        lines = {label: [run] for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        lines = {label: run for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
         if lines:
-            panels.append((metric, prefix, lines))
+            panels.append((metric, prefix, lines, common_yardsticks(lines.values(), metric)))
     need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
     subjects = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
     return draw(" / ".join(sorted(subjects)), panels, out, columns, list(loaded))
@@ -206,53 +200,53 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 DASHES = ("-", "--", "-.", ":")
 
 
+def draw_run(ax, metric, run, label, number):
+    """One curve. The number gives colour and dashes."""
+    config, rows = run
+    x, y = series(config, rows, metric)
+    color = f"C{number}"
+    style = DASHES[number % len(DASHES)]
+    how = "iteration"
+    if about(metric).smooth:
+        y = moving_average(y)
+        how = "iteration (smoothed)"
+    if metric.startswith("eval"):
+        style += "o"
+        how = "iteration (95% interval)"
+        low, high = np.array([envs.interval(p, config["eval_prompts"]) for p in y]).T
+        ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+    ax.plot(x, y, style, color=color, lw=2, label=label)
+    ax.set_xlabel(how)
+
+
 @matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels):  # panels: (metric, prefix, lines) of each -> out
+def draw(title, panels, out, columns, labels, draw_line=draw_run):  # panels: see the top -> out
     """`labels` are those of all panels: a line keeps its colour in every panel, also where others are missing."""
     height = math.ceil(len(panels) / columns)  # in panels
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
-    shown = None
-    for place, (metric, prefix, lines) in enumerate(panels, 1):
+    shown = []
+    for place, panel in enumerate(panels, 1):
         ax = fig.add_subplot(height, columns, place)
-        draw_panel(ax, metric, prefix, lines, labels)
-        seeds = {label: len(runs) for label, runs in lines.items()}
-        if seeds != shown:  # the same lines as in the panel before need no second legend
+        draw_panel(ax, *panel, labels, draw_line)
+        _, names = ax.get_legend_handles_labels()
+        if names != shown:  # the same lines as in the panel before need no second legend
             ax.legend()
-        shown = seeds
+        shown = names
     fig.suptitle(title, fontsize=11)
     fig.savefig(out, dpi=90)
     return out
 
 
-def how_drawn(metric, lines):  # -> the label of the x-axis
-    how = []
-    if about(metric).smooth:
-        how.append("smoothed")
-    if max(len(runs) for runs in lines.values()) > 1:
-        how.append("thick: median" if about(metric).log else "thick: mean")
-    elif metric.startswith("eval"):
-        how.append("95% interval")
-    return f"iteration ({', '.join(how)})" if how else "iteration"
-
-
-def draw_panel(ax, metric, prefix, lines, labels):
-    name, world = split(metric)
-    for label, runs in lines.items():
-        x, y = align_seeds(runs, metric)
-        if not x:
-            continue
-        number = labels.index(label)
-        if name == "eval" and len(runs) == 1:
-            config, _ = runs[0]
-            draw_interval(ax, x, y[0], config["eval_prompts"], f"C{number}")
-        draw_line(ax, metric, x, y, label, number)
-    if name == "eval":
+def draw_panel(ax, metric, prefix, lines, yardsticks, labels, draw_line=draw_run):
+    for label, line in lines.items():
+        draw_line(ax, metric, line, label, labels.index(label))
+    if metric.startswith("eval"):
         ax.set_ylim(0, 1.02)
-        draw_yardsticks(ax, world, lines)
-    ax.set_title(prefix + about(metric).title)
-    ax.set_xlabel(how_drawn(metric, lines))
+    if yardsticks is not None:
+        draw_yardsticks(ax, *yardsticks)
     if about(metric).log:
         use_log_axis(ax)
+    ax.set_title(prefix + about(metric).title)
 
 
 def use_log_axis(ax):
@@ -263,36 +257,7 @@ def use_log_axis(ax):
         ax.set_ylim(max(low, floor), high)
 
 
-def draw_line(ax, metric, x, y, label, number):  # y (seeds, iterations)
-    """Thick: mean or median over the seeds. Thin: each of them, since a fall that comes at different times vanishes in a
-    mean."""
-    color = f"C{number}"
-    if about(metric).smooth:
-        y = moving_average(y)
-    if len(y) > 1:
-        label += f", {len(y)} seeds"
-        ax.plot(x, y.T, color=color, lw=0.6, alpha=0.5)
-    middle = np.nanmedian if about(metric).log else np.nanmean
-    style = DASHES[number % len(DASHES)]
-    if metric.startswith("eval"):
-        style += "o"
-    ax.plot(x, middle(y, axis=0), style, color=color, lw=2, label=label)
-
-
-def draw_interval(ax, x, y, n, color):  # 95%, of success rates y in n levels
-    low, high = np.array([envs.interval(p, n) for p in y]).T
-    ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-
-
-def draw_yardsticks(ax, world, lines):
-    """Random and optimal play, where they are the same for all runs of the panel."""
-    found = set()
-    for runs in lines.values():
-        for config, _ in runs:
-            found.add(yardsticks_of(config, world or config["env"]))
-    if len(found) > 1 or None in found:
-        return
-    random, optimal = found.pop()
+def draw_yardsticks(ax, random, optimal):
     across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
     white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
     for level in random, optimal:
@@ -300,6 +265,14 @@ def draw_yardsticks(ax, world, lines):
     style = dict(color="0.3", transform=across, zorder=3, bbox=white)
     ax.text(0.98, random, f"random {random:.2f}", ha="right", va="bottom", **style)
     ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
+
+
+def common_yardsticks(runs, metric):  # -> random, optimal: where they are the same for all of these runs; else None
+    name, world = split(metric)
+    if name != "eval":
+        return None
+    found = {yardsticks_of(config, world or config["env"]) for config, _ in runs}
+    return found.pop() if len(found) == 1 else None
 
 
 def yardsticks_of(config, world):  # -> random, optimal; or None
@@ -311,42 +284,15 @@ def yardsticks_of(config, world):  # -> random, optimal; or None
     return None
 
 
-def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
-    """Dead runs go on as they were, so that they count in the mean to the end. Three runs, say:
-
-        iteration         0    1    2    3    4
-        finished          .1   .3   .5   .6   .7
-        dead after 2      .1   .2   .0   .0   .0      (gradients are nan there: it makes no more updates)
-        still training    .2   .3   .4   .6              so that iterations 0 to 3 are common
-    """
-    by_seed = []  # {iteration: value} of each
-    for config, rows in runs:
-        x, y = series(config, rows, metric)
-        by_seed.append(dict(zip(x, y)))
-    everywhere = sorted(set().union(*by_seed))  # iterations that some run has
-    for values, (_, rows) in zip(by_seed, runs):
-        if values and "dead" in rows[-1]:
-            fill_after_death(values, everywhere, metric)
-    common = [i for i in everywhere if all(i in values for values in by_seed)]
-    return common, np.array([[values[i] for i in common] for values in by_seed])
-
-
-def fill_after_death(values, iterations, metric):  # values: {iteration: value}, changed in place
-    end = max(values)
-    for i in iterations:
-        if i > end:
-            values[i] = math.nan if about(metric).of_updates else values[end]
-
-
-def moving_average(y, decay=0.8):  # (seeds, iterations) -> the same
+def moving_average(y, decay=0.8):
     """Exponential; divided by the sum of the weights so far, so that the first averages are not pulled towards 0."""
     total = weight = 0.0
     averages = []
-    for value in y.T:
+    for value in y:
         total = decay * total + value
         weight = decay * weight + 1
         averages.append(total / weight)
-    return np.array(averages).T
+    return np.array(averages)
 
 
 # -------------------------------------------------------------------- when was a run lost, and what moved before?
@@ -375,30 +321,33 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     axes = fig.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, event) in zip(axes, events.items()):
         x, y = series(config, rows, name)
-        ax.set_title(about(name).title, loc="left")
-        ax.plot(x, y, color="C0", lw=1)
+        draw_signal(ax, name, x, y, healthy_range(x, y, best), event)
         if name == "success":
             ax.plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
             ax.legend()
-        if about(name).log:
-            use_log_axis(ax)
-        healthy = healthy_range(x, y, best)
-        if healthy is not None:
-            limits = ax.get_ylim()
-            ax.axhspan(*healthy, color="tab:green", alpha=0.12, lw=0)
-            ax.set_ylim(limits)  # the range may be wider than the curve
         if lost_at is not None:
             ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
-        if event is not None:
-            iteration, how = event
-            ax.axvline(iteration, color="tab:red", lw=1.5)
-            ax.annotate(f" {iteration} ({how})", (iteration, 0.85), xycoords=("data", "axes fraction"), color="tab:red")
     axes[-1].set_xlabel("iteration")
     lost = "not lost" if lost_at is None else f"lost at {lost_at} (grey)"
     world = envs.title(config["env"])
     fig.suptitle(f"{world}: success is best at {best}, {lost}. Green: range while it rose; red: left it", fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
+
+
+def draw_signal(ax, name, x, y, healthy, event):
+    ax.set_title(about(name).title, loc="left")
+    ax.plot(x, y, color="C0", lw=1)
+    if about(name).log:
+        use_log_axis(ax)
+    if healthy is not None:
+        limits = ax.get_ylim()
+        ax.axhspan(*healthy, color="tab:green", alpha=0.12, lw=0)
+        ax.set_ylim(limits)  # the range may be wider than the curve
+    if event is not None:
+        iteration, how = event
+        ax.axvline(iteration, color="tab:red", lw=1.5)
+        ax.annotate(f" {iteration} ({how})", (iteration, 0.85), xycoords=("data", "axes fraction"), color="tab:red")
 
 
 def anatomy(config, rows, signals=ANATOMY):

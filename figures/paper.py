@@ -18,6 +18,7 @@ import argparse
 import functools
 import gzip
 import json
+import math
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ from envs import UserError, need
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
            "seconds_rollout", "seconds_update", *plots.DASHBOARD}  # these are packed
+OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss", "clip_fraction"}  # no update: no such number
 # with_survival adds this column, which no log has:
 plots.METRICS["survival"] = plots.About("share of seeds that have not lost their success", smooth=False)
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
@@ -254,11 +256,14 @@ def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoba
 
 def figure(name, args):  # -> Markdown of a picture; the link is relative to figures/
     panels = []
+    labels = {}  # of all panels: a dict keeps their order
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
         if metric == "survival":
             lines = {method: [with_survival(*run) for run in runs] for method, runs in lines.items()}
-        panels.append((metric, panel_title(world, metric) + ": ", lines))
+        labels.update(dict.fromkeys(lines))
+        yardsticks = plots.common_yardsticks(sum(lines.values(), []), metric)
+        panels.append((metric, panel_title(world, metric) + ": ", lines, yardsticks))
     columns = min(3, len(panels))
     if len(panels) % 4 == 0:
         columns = 4
@@ -267,9 +272,60 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         file = f"{name}-{args.iterations}.png"
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
-    labels = list(dict.fromkeys(method for _, _, lines in panels for method in lines))
-    plots.draw(title, panels, args.folder / file, columns, labels)
+    plots.draw(title, panels, args.folder / file, columns, list(labels), draw_seeds)
     return f"![{title}]({args.folder.name}/{file})" + caption(name)
+
+
+def draw_seeds(ax, metric, runs, label, number):
+    """Thin: each seed, since a fall that comes at different times vanishes in a mean. Thick: the mean; on a logarithmic
+    axis the median, for there one outlier would own the mean."""
+    if len(runs) == 1:
+        plots.draw_run(ax, metric, runs[0], label, number)
+        return
+    x, y = align_seeds(runs, metric)
+    if not x:
+        return
+    how = "thick: mean"
+    middle = np.nanmean
+    if plots.about(metric).log:
+        how = "thick: median"
+        middle = np.nanmedian
+    if plots.about(metric).smooth:
+        y = plots.moving_average(y.T).T
+        how = f"smoothed, {how}"
+    style = plots.DASHES[number % len(plots.DASHES)]
+    if metric.startswith("eval"):
+        style += "o"
+    ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
+    ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
+    ax.set_xlabel(f"iteration ({how})")
+
+
+def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
+    """Dead runs go on as they were, so that they count in the mean to the end. Three runs, say:
+
+        iteration         0    1    2    3    4
+        finished          .1   .3   .5   .6   .7
+        dead after 2      .1   .2   .0   .0   .0      (gradients are nan there: it makes no more updates)
+        still training    .2   .3   .4   .6              so that iterations 0 to 3 are common
+    """
+    by_seed = []  # {iteration: value} of each
+    for config, rows in runs:
+        x, y = plots.series(config, rows, metric)
+        by_seed.append(dict(zip(x, y)))
+    everywhere = sorted(set().union(*by_seed))  # iterations that some run has
+    for values, (_, rows) in zip(by_seed, runs):
+        if values and "dead" in rows[-1]:
+            fill_after_death(values, everywhere, metric)
+    common = [i for i in everywhere if all(i in values for values in by_seed)]
+    return common, np.array([[values[i] for i in common] for values in by_seed])
+
+
+def fill_after_death(values, iterations, metric):  # values: {iteration: value}, changed in place
+    end = max(values)
+    for i in iterations:
+        if i > end:
+            values[i] = math.nan if metric in OF_UPDATES else values[end]
 
 
 def with_survival(config, rows):  # -> a run with that column

@@ -315,7 +315,8 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
                 row["kl"] = row["reward_std"] = float(row["iteration"])
         runs.append((config, rows))
     ax = matplotlib.figure.Figure().add_subplot()
-    plots.draw_panel(ax, "kl", "", {"PPO": runs, "GRPO": [(config, [])]}, ["GRPO", "PPO"])
+    lines = {"PPO": runs, "GRPO": [(config, []), (config, [])]}
+    plots.draw_panel(ax, "kl", "", lines, None, ["GRPO", "PPO"], paper.draw_seeds)
     *seeds, line = ax.get_lines()
     assert len(seeds) == 2 and seeds[0].get_linewidth() < line.get_linewidth()
     assert line.get_xdata().tolist() == [1, 3, 4, 7, 8]
@@ -327,7 +328,7 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
     assert line.get_ydata() == pytest.approx(truth)
 
     ax = matplotlib.figure.Figure().add_subplot()
-    plots.draw_panel(ax, "reward_std", "", {"PPO": runs}, ["PPO"])
+    plots.draw_panel(ax, "reward_std", "", {"PPO": runs}, None, ["PPO"], paper.draw_seeds)
     assert ax.get_lines()[-1].get_ydata().tolist() == [1, 3, 4, 7, 8], "as measured: an average would hide zeros"
 
 
@@ -353,14 +354,14 @@ def test_a_dead_run_stays_in_the_mean_of_its_seeds():
     config = {"online_k": 1, "env": "bandit"}
     long = [{"iteration": i, "reward": float(i), "eval": {"bandit": 1.0}} for i in range(5)]
     short = [{"iteration": i, "reward": 0.5, "eval": {"bandit": 0.2}} for i in range(3)]
-    x, y = plots.align_seeds([(config, long), (config, short)], "reward")
+    x, y = paper.align_seeds([(config, long), (config, short)], "reward")
     assert x == [0, 1, 2], "a run that is not finished is not known"
     short[-1]["dead"] = True
-    x, y = plots.align_seeds([(config, long), (config, short)], "reward")
+    x, y = paper.align_seeds([(config, long), (config, short)], "reward")
     assert x == [0, 1, 2, 3, 4] and y.tolist() == [[0, 1, 2, 3, 4], [0.5] * 5]
-    x, y = plots.align_seeds([(config, long), (config, short)], "eval")
+    x, y = paper.align_seeds([(config, long), (config, short)], "eval")
     assert y[1].tolist() == [0.2] * 5
     for row in long + short:
         row["kl"] = 1.0
-    x, y = plots.align_seeds([(config, long), (config, short)], "kl")
+    x, y = paper.align_seeds([(config, long), (config, short)], "kl")
     assert np.isnan(y[1]).tolist() == [False] * 3 + [True] * 2, "but it has no gradient and no KL any more"
