@@ -614,8 +614,6 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
-    if cfg.mi_every and i % cfg.mi_every == 0:
-        row["mutual_information"] = mutual_information(trajs, models, cfg)
 
     trained = []
     steps = []
@@ -1200,31 +1198,6 @@ def show_episode(models, cfg):
     print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:g}")
 
 
-def mutual_information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
-    """RAGEN-2 (arXiv 2604.06268): I(X;Z) of first prompts x and thoughts z. Do thoughts depend on what was read?
-    The mean of log p(z|own x), minus the log of the mean of p(z|x) over all distinct x. Well-formed turns only."""
-    first = [traj for traj in trajs if traj.turns[0]["valid"]]
-    if cfg.no_think or not first:
-        return None
-    own = [tuple(traj.ids[:traj.mask.index(True)]) for traj in first]
-    prompts = list(dict.fromkeys(own))
-    pairs = []
-    for traj, x in zip(first, own):
-        turn = traj.turns[0]
-        z = traj.ids[len(x):len(x) + turn["tokens"]]  # all of the answer
-        while not thought_of(turn).startswith(models.tok.decode(z, clean_up_tokenization_spaces=False)):
-            z.pop()  # what comes after the thought
-        for other in prompts:
-            pair = Trajectory(None, 0, 0)
-            pair.add_message(other)
-            for token in z:
-                pair.add_sampled(token, 0.0)
-            pairs.append(pair)
-    logp = grid_logps(models.policy, collate(pairs, cfg.device), cfg).sum(1).view(len(own), len(prompts))
-    own_logp = logp[range(len(own)), [prompts.index(x) for x in own]]
-    return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
-
-
 def write_xray(trajs, trained, models, cfg):
     """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
@@ -1397,7 +1370,7 @@ QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_prompts=256)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_prompts=256 if CUDA else 8)
 MAY_CHANGE = {"resume", "device", "iterations", "save_every", "lr", "critic_lr"}  # may be given together with --resume
-MAY_BE_ZERO = {"seed", "play", "eval_every", "mi_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
+MAY_BE_ZERO = {"seed", "play", "eval_every", "success_rate", "gamma", "lam", "clip_low", "clip_high",
                "entropy_coef", "kl_coef", "truth_reward"}
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
 
@@ -1415,7 +1388,6 @@ class Config(Method):
     eval_prompts: int | None = option(None, "evaluation levels, at most 256 (256; large models without a GPU: 8)")
     eval_only: bool = option(False, "evaluate --model and stop")
     play: int | None = option(None, "show one episode of --model in this level, and stop")
-    mi_every: int = option(0, "iterations between measurements of the thoughts' mutual information; 0: never")
     save_every: int = option(50, "iterations between checkpoints; the last iteration is always saved")
     out: str = option("", "folder of the run (runs/<env>-<algo>[-s]-seed<n>)")
     resume: str = option("", "folder of a run: it goes on exactly (on as many processes); --iterations, --lr may be new")

@@ -45,7 +45,7 @@ from envs import UserError, need
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
            "seconds_rollout", "seconds_update", *plots.DASHBOARD}  # these are packed
-OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "policy_loss", "value_loss", "clip_fraction"}  # no update: no such number
+OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # an iteration without updates has none
 # with_survival adds this column, which no log has:
 plots.METRICS["survival"] = plots.About("share of seeds that have not lost their success", smooth=False)
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself

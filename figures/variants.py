@@ -1,4 +1,4 @@
-"""The method with one thing changed, to ask what causes what (`python figures/paper.py fig-causes`).
+"""The method with one thing changed or measured, to ask what causes what (`python figures/paper.py fig-adam`).
 
     python figures/variants.py large-eps --env bandit        any options of ragen_mini.py
 
@@ -8,12 +8,14 @@ import functools
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import ragen_mini
 
+MEASURED_EVERY = 5  # iterations
 WON = 5  # a return on Sokoban above this holds the 10 for a solved room
 
 
@@ -55,8 +57,56 @@ def free_critic():
     ragen_mini.VALUE_CLIP = float("inf")
 
 
+def mutual_information():
+    """Training stays as it is; the log gets a column more, measured before the update."""
+    iterate, learn = ragen_mini.iterate, ragen_mini.learn
+
+    def measuring(i, models, cfg):
+        found = {}
+
+        def measure_first(trajs, *rest):
+            if i % MEASURED_EVERY == 0:
+                found["mutual_information"] = information(trajs, models, cfg)
+            return learn(trajs, *rest)
+        ragen_mini.learn = measure_first
+        row, *others = iterate(i, models, cfg)
+        return row | found, *others
+    ragen_mini.iterate = measuring
+
+
+def information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
+    """RAGEN-2 (arXiv 2604.06268): I(X;Z) of first prompts x and thoughts z. Do thoughts depend on what was read?
+    The mean of log p(z|own x), minus the log of the mean of p(z|x) over all distinct x. Well-formed turns only."""
+    first = [traj for traj in trajs if traj.turns[0]["valid"]]
+    if cfg.no_think or not first:
+        return None
+    own = [tuple(traj.ids[:traj.mask.index(True)]) for traj in first]
+    prompts = list(dict.fromkeys(own))
+    pairs = []
+    for traj, x in zip(first, own):
+        z = thought_ids(traj, len(x), models.tok)
+        for other in prompts:
+            pair = ragen_mini.Trajectory(None, 0, 0)
+            pair.add_message(other)
+            for token in z:
+                pair.add_sampled(token, 0.0)
+            pairs.append(pair)
+    batch = ragen_mini.collate(pairs, cfg.device)
+    logp = ragen_mini.grid_logps(models.policy, batch, cfg).sum(1).view(len(own), len(prompts))
+    own_logp = logp[range(len(own)), [prompts.index(x) for x in own]]
+    return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
+
+
+def thought_ids(traj, start, tok):  # -> tokens of the first turn's thought
+    turn = traj.turns[0]
+    ids = traj.ids[start:start + turn["tokens"]]  # all of the answer
+    while not ragen_mini.thought_of(turn).startswith(tok.decode(ids, clean_up_tokenization_spaces=False)):
+        ids.pop()  # what comes after the thought
+    return ids
+
+
 VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-groups": only_won_groups,
-            "by-trajectory": by_trajectory, "free-critic": free_critic}
+            "by-trajectory": by_trajectory, "free-critic": free_critic, "mutual-information": mutual_information}
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)

@@ -374,41 +374,7 @@ def test_ppo_advantages_are_white_and_scoring_changes_no_input(models, cfg, traj
     assert before == [(t.ids, t.mask, t.reward, t.old_logp) for t in trajs]
 
 
-# ------------------------------------------------------------------------------------- what is measured and left
-def brute_force_information(trajs, policy, tok):
-    """By its definition, one sequence at a time, thoughts found in the ids of `tiny`'s closing tag."""
-    end, found = tok.convert_tokens_to_ids("</think>"), []
-    for traj in trajs:
-        if traj.turns[0]["valid"]:
-            start = traj.mask.index(True)
-            found.append((traj.ids[:start], traj.ids[start:traj.ids.index(end, start)]))
-    xs = [list(x) for x in {tuple(x) for x, _ in found}]
-
-    def logp(x, z):
-        logits = policy(input_ids=torch.tensor([x + z])).logits[0].log_softmax(-1)
-        return sum(logits[len(x) + i - 1, token].item() for i, token in enumerate(z))
-    return np.mean([logp(x, z) - math.log(np.mean([math.exp(logp(other, z)) for other in xs])) for x, z in found]), len(xs)
-
-
-@torch.no_grad()
-def test_mutual_information(play, llama, tok, cfg):
-    texts = ["The goal is 2 down .</think><answer>Down</answer>", "</think><answer>Left</answer>"]
-    trajs = play(texts[:1], "frozenlake", [1, 2, 3], cfg, n=2) + play(texts[1:], "frozenlake", [4], cfg)
-    trajs += play(["no tags"], "frozenlake", [5], cfg)
-    models = rm.Models(llama, None, None, None, tok)
-    truth, prompts = brute_force_information(trajs, llama, tok)
-    found = rm.mutual_information(trajs, models, cfg)
-    assert found == pytest.approx(truth, abs=1e-4) and found <= math.log(prompts) and prompts == 4
-    assert rm.mutual_information(trajs[:2], models, cfg) == pytest.approx(0, abs=1e-5), "one prompt tells nothing"
-    assert rm.mutual_information(trajs[-1:], models, cfg) is None, "no thought at all"
-
-
-def test_empty_thoughts_carry_no_information(play, llama, tok, cfg):
-    models = rm.Models(llama, None, None, None, tok)
-    trajs = play(["</think><answer>Up</answer>"], "frozenlake", [300, 301], cfg)
-    assert rm.mutual_information(trajs, models, cfg) == pytest.approx(0, abs=1e-6)
-
-
+# ------------------------------------------------------------------------------------- what is left for the X-ray
 @pytest.mark.parametrize("trained", [True, False])
 def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_path, trained):
     cfg.rollouts, cfg.out = 4, str(tmp_path)

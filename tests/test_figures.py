@@ -148,7 +148,7 @@ sys.path.insert(0, sys.argv[1])
 import paper
 paper.ROOT = paper.FIGURES = pathlib.Path.cwd()
 paper.RUNS = paper.ROOT / "runs"
-paper.PAPER["sets"]["two"] = ["PPO", "GRPO"]
+paper.PAPER["sets"]["two"] = ["clip-higher", "no KL"]
 paper.PAPER["figures"] = {"fig5": {"title": "", "panels": [["bandit", "eval", "two"]]}}
 paper.main(sys.argv[2:])
 """
@@ -163,7 +163,7 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "ROOT", tmp_path)
     monkeypatch.setattr(paper, "FIGURES", tmp_path)
     monkeypatch.setattr(paper, "RUNS", tmp_path / "runs")
-    monkeypatch.setitem(paper.PAPER["sets"], "two", ["PPO", "GRPO"])
+    monkeypatch.setitem(paper.PAPER["sets"], "two", ["clip-higher", "no KL"])
     figures = {"fig5": {"title": "", "panels": [["bandit", "eval", "two"]]}}
     monkeypatch.setitem(paper.PAPER, "figures", figures)
     children, real_start = [], paper.start
