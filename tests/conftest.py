@@ -39,7 +39,7 @@ def _pictures(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def _start_check(request, monkeypatch):
     """A twentieth of a second for every model that is loaded: where it is not the question it is left out."""
-    if request.module.__name__ not in ("test_models", "test_gpu"):
+    if request.module.__name__ not in ("test_models", "slow_gpu"):
         monkeypatch.setattr(ragen_mini, "check_short_cuts", lambda *rest: None)
 
 

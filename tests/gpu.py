@@ -2,7 +2,7 @@
 
     python tests/gpu.py                            a random model of Qwen2.5-0.5B's shape: no weights are needed
     python tests/gpu.py --model SmolLM2-FOLDER     a real one
-    python tests/gpu.py --shape tiny --device cpu  everything once, as test_gpu.py does it where no GPU is
+    python tests/gpu.py --shape tiny --device cpu  everything once, as slow_gpu.py does it where no GPU is
 
 1. The start check (fp32), then the ratios of a rollout under bf16 autocast. 2. Greedy rollout and `generate`, token for
 token. 3. Whole iterations, PPO and GRPO, 8 x 16 trajectories whose every turn has all its tokens: seconds, tokens a
