@@ -7,20 +7,21 @@
 
 How the data look, from small to large:
 
-    metric  a name in METRICS, mostly a column of the log; or "eval sokoban": success on the held-out levels of Sokoban
-            (a run may be evaluated in several worlds)
-    run     (config, rows): config.json, and the lines of log.jsonl as dicts: {"iteration": 3, "reward": 1.2, ...}
-    lines   the curves of a panel: {"first": run, "second": run}. (figures/paper.py, whose curves are means over seeds,
-            has lists of runs there, and a `draw_line` of its own)
-    panel   (metric, prefix of its title, lines, yardsticks): random and optimal play, or None
+    metric      a name in METRICS, mostly a column of the log; or "eval sokoban": success on the held-out levels of
+                Sokoban (a run may be evaluated in several worlds)
+    run         (config, rows): config.json, and the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}.
+                Row 0 is of before training: it has an evaluation at most
+    lines       the curves of a panel: {"first run": run, "second run": run}
+    yardsticks  (success of random play, of optimal play) where all runs of a panel have the same; else None
+    panel       (metric, prefix of its title, lines, yardsticks)
 
 The model plays *episodes* of several *turns*: it reads the state, writes a *thought* and an answer, and is rewarded. The
 *return* is the sum of an episode's rewards. An iteration plays *groups* of episodes, those of a group from one initial
 state, and trains on them. A *claim* is what a thought says of the board. The *echo*: the same phrases in every thought.
 
-    lost      ten iterations in a row have less than half of the best success (the highest mean of five iterations)
-    dead      ten iterations in a row had nothing to compare, such as equal returns: training has ended by itself
-    collapse  the column: fewer than half as many valid turns as at the best; the command: an anatomy of a loss
+    lost        ten iterations in a row have less than half of the best success, the highest mean of five iterations.
+                README calls it collapsed
+    dead        ten iterations in a row had nothing to compare, such as equal returns: training has ended by itself
 """
 import argparse
 import io
@@ -40,43 +41,46 @@ from envs import UserError, need
 
 # --------------------------------------------------------------------------------------------- what a run logs
 @dataclass
-class About:
-    title: str  # of its panel
-    meaning: str = ""  # and what to look for
+class Metric:
+    title: str  # what it is, in a few words
+    meaning: str = ""  # more words, or what to look for
     smooth: bool = True  # drawn as a moving average, else as measured
-    log: bool = False  # on a logarithmic axis
+    log_axis: bool = False
 
 
 DASHBOARD = {
-    "eval": About("success", "on held-out levels; read it beside random and optimal play", smooth=False),
-    "reward": About("return (training)", "a lost run: -0.1, the price of a malformed answer, times its turns"),
-    "valid": About("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
-    "reward_std": About("in-group return std", "0: all episodes of a group end alike, nothing to compare", smooth=False,
-                        log=True),
-    "entropy": About("entropy per token", "falls while the policy makes up its mind; 0: one fixed phrase"),
-    "grad_norm": About("gradient norm", "small when all is learnt; later spikes are mostly harmless", log=True),
-    "kl": About("log pi_old - log pi_ref", "mean per token: how far from the first model (with a KL term only)"),
-    "response_length": About("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
-    "think_length": About("words per thought", "thoughts that shrink to nothing carry nothing"),
-    "distinct": About("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
-    "mutual_information": About("I(prompt; thought)", "0: the same thoughts whatever was read", smooth=False),
-    "true_claims": About("share of true claims", "what thoughts say of the board, checked"),
-    "seconds": About("seconds so far", "seconds_rollout + seconds_update", smooth=False),
+    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
+    "reward": Metric("return (training)", "a lost run is at -0.1, the price of a malformed answer, times its turns"),
+    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
+    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
+                         smooth=False, log_axis=True),
+    "entropy": Metric("entropy per token", "of the model's choices: falls while it makes up its mind"),
+    "grad_norm": Metric("gradient norm", "small when all is learnt; most later spikes do no harm, one may be the end",
+                        log_axis=True),
+    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far pi, the model, is from the one before training"),
+    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
+    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": Metric("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
+    "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
+                                 smooth=False),
+    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
+    "seconds": Metric("seconds so far", "the sum of the columns seconds_rollout and seconds_update", smooth=False),
 }
 METRICS = DASHBOARD | {
-    "success": About("success (training)", "share of won episodes in the rollout"),
-    "grad_norm_max": About("largest gradient norm", "of the iteration's updates; grad_norm is their mean", log=True),
-    "policy_loss": About("policy loss", "only its gradient means something"),
-    "value_loss": About("value loss", "of the critic's forecasts"),
-    "clip_fraction": About("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
-    "updates": About("gradient steps", "0: nothing to compare"),
-    "kept": About("trajectories that were trained on"),
-    "tokens": About("tokens that the model wrote"),
-    "turns": About("turns per episode"),
-    "claims": About("share of turns whose thought claims something"),
-    "fitting": About("share of those turns whose first action is one that the claim names"),
-    "collapse": About("fewer than half as many valid turns as at its best", "written once"),
-    "dead": About("ten iterations had nothing to compare", "written once"),
+    "success": Metric("success (training)", "share of won episodes in the rollout"),
+    "grad_norm_max": Metric("largest gradient norm", "of the iteration's updates; grad_norm is their mean",
+                            log_axis=True),
+    "policy_loss": Metric("policy loss", "only its gradient means something"),
+    "value_loss": Metric("value loss", "of the critic's forecasts"),
+    "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
+    "updates": Metric("gradient steps", "0: nothing to compare"),
+    "kept": Metric("trajectories that were trained on"),
+    "tokens": Metric("tokens that the model wrote"),
+    "turns": Metric("turns per episode"),
+    "claims": Metric("share of turns whose thought claims something"),
+    "fitting": Metric("share of those turns whose first action is one that the claim names"),
+    "warning": Metric("fewer than half as many valid turns as at its best", "a sign of collapse; written once"),
+    "dead": Metric("ten iterations had nothing to compare", "written once, at the end"),
 }
 
 
@@ -85,7 +89,7 @@ def split(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward",
     return name, world
 
 
-def about(metric):  # -> About
+def about(metric):  # -> Metric
     return METRICS[split(metric)[0]]
 
 
@@ -113,13 +117,11 @@ def value_in(row, metric, own_world):  # -> number, or None: this row has none
 
 
 def series(config, rows, metric):  # -> iterations, values
-    """The values of a metric, and where they lie on the x-axis. (With --online-k an iteration plays k times as many
-    prompts, so it counts for k.)"""
     x, y = [], []
     for row in rows:
         value = value_in(row, metric, config["env"])
         if value is not None:
-            x.append(row["iteration"] * config["online_k"])
+            x.append(row["iteration"])
             y.append(value)
     if metric == "seconds":
         y = np.cumsum(y)
@@ -144,24 +146,24 @@ def curves(folders, out=None):  # -> Path of the picture
     return dashboard(dict(zip(labels, runs)), Path(out), columns=4)
 
 
-def dashboard(loaded, out, columns, metrics=DASHBOARD):  # loaded: {label: run} -> out
+def dashboard(runs, out, columns, others=DASHBOARD):  # runs: {label: run} -> out
     """The signs of learning, and of the Echo Trap (README), of one run or several: success in each of their worlds, then
-    the metrics that they have."""
+    those of the other metrics that they have."""
     wanted = []
-    for _, rows in loaded.values():
+    for _, rows in runs.values():
         for row in rows:
             wanted += [f"eval {world}" for world in row.get("eval", {}) if f"eval {world}" not in wanted]
-    wanted += [metric for metric in metrics if metric != "eval"]
+    wanted += [metric for metric in others if metric != "eval"]
     panels = []
     for metric in wanted:
         _, world = split(metric)
         prefix = f"{envs.title(world)} " if world else ""
-        lines = {label: run for label, run in loaded.items() if len(series(*run, metric)[0]) > 0}
+        lines = {label: run for label, run in runs.items() if len(series(*run, metric)[0]) > 0}
         if lines:
             panels.append((metric, prefix, lines, common_yardsticks(lines.values(), metric)))
-    need(panels, f"{' '.join(loaded)}: no iteration is finished, nothing to draw")
-    subjects = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in loaded.values()}
-    return draw(" / ".join(sorted(subjects)), panels, out, columns, list(loaded))
+    need(panels, f"{' '.join(runs)}: no iteration is finished, nothing to draw")
+    subjects = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in runs.values()}
+    return draw(" / ".join(sorted(subjects)), panels, out, columns, list(runs))
 
 
 def live(cfg, rows):
@@ -206,22 +208,23 @@ def draw_run(ax, metric, run, label, number):
     x, y = series(config, rows, metric)
     color = f"C{number}"
     style = DASHES[number % len(DASHES)]
-    how = "iteration"
+    x_label = "iteration"
     if about(metric).smooth:
         y = moving_average(y)
-        how = "iteration (smoothed)"
+        x_label = "iteration (smoothed)"
     if metric.startswith("eval"):
         style += "o"
-        how = "iteration (95% interval)"
+        x_label = "iteration (95% interval)"
         low, high = np.array([envs.interval(p, config["eval_prompts"]) for p in y]).T
         ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     ax.plot(x, y, style, color=color, lw=2, label=label)
-    ax.set_xlabel(how)
+    ax.set_xlabel(x_label)
 
 
 @matplotlib.style.context(STYLE)
 def draw(title, panels, out, columns, labels, draw_line=draw_run):  # panels: see the top -> out
-    """`labels` are those of all panels: a line keeps its colour in every panel, also where others are missing."""
+    """`labels` are those of all panels: a line keeps its colour in every panel, also where others are missing. (The lines
+    of figures/paper.py are means over several seeds: it has a draw_line of its own.)"""
     height = math.ceil(len(panels) / columns)  # in panels
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
     shown = []
@@ -237,14 +240,14 @@ def draw(title, panels, out, columns, labels, draw_line=draw_run):  # panels: se
     return out
 
 
-def draw_panel(ax, metric, prefix, lines, yardsticks, labels, draw_line=draw_run):
+def draw_panel(ax, metric, prefix, lines, yardsticks, labels, draw_line):
     for label, line in lines.items():
         draw_line(ax, metric, line, label, labels.index(label))
     if metric.startswith("eval"):
         ax.set_ylim(0, 1.02)
     if yardsticks is not None:
         draw_yardsticks(ax, *yardsticks)
-    if about(metric).log:
+    if about(metric).log_axis:
         use_log_axis(ax)
     ax.set_title(prefix + about(metric).title)
 
@@ -314,9 +317,9 @@ def collapse(folder):  # -> Path of the picture
 
 @matplotlib.style.context(STYLE)
 def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
-    """One run, its signals stacked on one axis. Green: a signal's healthy range. Red: where it leaves that."""
+    """One run, its signals stacked on one axis. Green: a signal's healthy range. Red: what left_range says."""
     best, lost_at, events = anatomy(config, rows, signals)
-    end = rows[-1]["iteration"] * config["online_k"]
+    end = rows[-1]["iteration"]
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(events) + 1), layout="constrained")
     axes = fig.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, event) in zip(axes, events.items()):
@@ -330,7 +333,8 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     axes[-1].set_xlabel("iteration")
     lost = "not lost" if lost_at is None else f"lost at {lost_at} (grey)"
     world = envs.title(config["env"])
-    fig.suptitle(f"{world}: success is best at {best}, {lost}. Green: range while it rose; red: left it", fontsize=9.5)
+    meaning = "Green: range until then; red: left, or a spike"
+    fig.suptitle(f"{world}: success is best at {best}, {lost}. {meaning}", fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
 
@@ -338,7 +342,7 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
 def draw_signal(ax, name, x, y, healthy, event):
     ax.set_title(about(name).title, loc="left")
     ax.plot(x, y, color="C0", lw=1)
-    if about(name).log:
+    if about(name).log_axis:
         use_log_axis(ax)
     if healthy is not None:
         limits = ax.get_ylim()
@@ -391,7 +395,7 @@ def forward_means(y, n):  # of each value and the n - 1 after it; of all, if the
 
 
 def extend_if_dead(y, rows):
-    """A dead run ended because nothing could change any more: its last value would have come again and again."""
+    """A dead run ended since its model could not change any more. It is taken to go on at its last value."""
     if "dead" in rows[-1]:
         return np.append(y, np.full(LOST_FOR, y[-1]))
     return y
@@ -407,8 +411,8 @@ def healthy_range(x, y, best):  # iterations, values, iteration of the best succ
 
 
 def left_range(x, y, best):  # -> (the first iteration after the best that is not healthy, "outside" or "spike"), or None
-    """A signal has left its range where OUTSIDE_FOR values in a row lie outside, or where one is above SPIKE times the
-    median of the HISTORY values that precede it.
+    """A signal has left its range where OUTSIDE_FOR values in a row lie outside, above or below, or where one is above
+    SPIKE times the median of the HISTORY values that precede it, even inside the range.
 
     The rule is a rough one. A signal that was falling already before the best has a wide range, and may go on falling
     inside it, unseen. Different thoughts, the echo itself, are often such a signal: look at the curve. And in healthy
@@ -462,7 +466,7 @@ def main(argv=None):
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         said = " ".join(str(error).split())
         print(f"{' '.join(args.folders)}: a file of the run is damaged, or plots.py is wrong ({type(error).__name__}: "
               f"{said})", file=sys.stderr)

@@ -1157,13 +1157,13 @@ def warn_of_trouble(rows, trajs):
         rows[-1]["dead"] = True
         say("ten iterations in a row had nothing to compare: this run is dead, it ends here (or rewards are so rare that "
             "it needs more --prompts)")
-    told = any("collapse" in row for row in rows)
+    told = any("warning" in row for row in rows)
     if len(valid) < 10 or told:
         return
     by_five = np.convolve(valid, np.ones(5) / 5, mode="valid")  # the mean of every five in a row
     if by_five[-1] < by_five.max() / 2:
-        rows[-1]["collapse"] = "fewer than half as many valid turns as at its best"
-        say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['collapse']}")
+        rows[-1]["warning"] = "fewer than half as many valid turns as at its best"
+        say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['warning']}")
 
 
 def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}

@@ -70,6 +70,13 @@ def lost(config, rows, metric):
     return float(lost_at is not None)
 
 
+def updates_until_lost(config, rows):  # -> number of gradient steps; inf: it was not lost
+    _, lost_at = plots.best_and_loss(config, rows)
+    if lost_at is None:
+        return math.inf
+    return sum(row.get("updates", 0) for row in rows if row["iteration"] < lost_at)
+
+
 def trapped(config, rows, metric):
     """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; the
     valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
@@ -263,6 +270,21 @@ def verdict(claim, answer, p, samples):  # p: corrected
     if p < 0.05:
         return answer
     return f"open: would need {seeds_needed(claim, samples)}"
+
+
+def lost_by_updates(runs, horizons=(1600, 6400)):  # -> cells: updates an iteration, k of n [interval] for each
+    lost_after = np.array([updates_until_lost(*run) for run in runs])
+    config, _ = runs[0]
+    each = max(row.get("updates", 0) for _, rows in runs for row in rows)
+    cells = [str(each)]
+    for horizon in horizons:
+        cell = "-"
+        if each * config["iterations"] >= horizon:  # else they were not planned to make so many
+            k, n = int((lost_after < horizon).sum()), len(runs)
+            low, high = exact_interval(k, n)
+            cell = f"{k} of {n} [{low:.2f}, {high:.2f}]"
+        cells.append(cell)
+    return cells
 
 
 def seeds_needed(claim, samples):

@@ -47,7 +47,7 @@ COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_l
            "seconds_rollout", "seconds_update", *plots.DASHBOARD}  # these are packed
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # an iteration without updates has none
 # with_survival adds this column, which no log has:
-plots.METRICS["survival"] = plots.About("share of seeds that have not lost their success", smooth=False)
+plots.METRICS["survival"] = plots.Metric("share of seeds that have not lost their success", smooth=False)
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
 
 
@@ -89,9 +89,18 @@ def pairs_of(name):  # -> the (world, method) of a figure or table, or of all cl
 
 def runs_of(world, method, args):  # -> (config, rows) of each seed
     packed = unpack(pack_of(world, args))
-    found = [packed.get(name) for name in jobs(world, method, args)]
-    need(all(found), f"{args.model} lacks finished runs of {world}, {method}: add --run")
-    return found
+    runs = []
+    for name in jobs(world, method, args):
+        need(name in packed, f"{args.model} lacks finished runs of {world}, {method}: add --run")
+        runs.append(count_k_times(*packed[name]))
+    return runs
+
+
+def count_k_times(config, rows):  # an iteration of Online-k plays k times as many prompts: it counts for k
+    k = config.get("online_k", 1)
+    if k > 1:
+        rows = [row | {"iteration": k * row["iteration"]} for row in rows]
+    return config, rows
 
 
 # ----------------------------------------------------------------------------------------------- packed runs
@@ -287,7 +296,7 @@ def draw_seeds(ax, metric, runs, label, number):
         return
     how = "thick: mean"
     middle = np.nanmean
-    if plots.about(metric).log:
+    if plots.about(metric).log_axis:
         how = "thick: median"
         middle = np.nanmedian
     if plots.about(metric).smooth:
@@ -332,7 +341,7 @@ def with_survival(config, rows):  # -> a run with that column
     _, lost_at = plots.best_and_loss(config, rows)
     new = []
     for row in rows:
-        is_lost = lost_at is not None and row["iteration"] * config["online_k"] >= lost_at
+        is_lost = lost_at is not None and row["iteration"] >= lost_at
         new.append(row | {"survival": float(not is_lost)})
     return config, new
 
@@ -372,6 +381,16 @@ def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest s
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
     return f"{PAPER['figures'][name]['title']} ({legend})\n\n" + markdown(head, lines.values()) + caption(name)
+
+
+def updates(name, args):  # -> Markdown; a row a method: how many of its runs were lost in their first so many updates
+    lines = {}
+    for world, _, methods in PAPER["figures"][name]["panels"]:  # a method's longest runs come last
+        for method in PAPER["sets"][methods]:
+            runs = runs_of(world, method, args)
+            lines[method] = [method] + ledger.lost_by_updates(runs)
+    head = ["", "updates an iteration", "lost in the first 1,600 updates", "in the first 6,400"]
+    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
 
 
 def starts(name, args):  # -> Markdown; a row for each embedded model that has runs here
@@ -458,11 +477,12 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
 
 
 # ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig-anatomy": anatomy, "fig": figure, "table": table, "results": results, "starts": starts, "claims": claims}
+KINDS = {"fig-anatomy": anatomy, "fig": figure, "table": table, "results": results, "starts": starts, "updates": updates,
+         "claims": claims}
 
 
 def show(name, args):  # -> Markdown
-    kind = re.match("fig-anatomy|fig|table|results|starts|claims", name)[0]
+    kind = re.match("fig-anatomy|fig|table|results|starts|updates|claims", name)[0]
     return KINDS[kind](name, args)
 
 

@@ -59,7 +59,7 @@ def test_every_run_has_valid_settings_and_a_name_of_its_own():
         assert cfg.model == "tiny"
         assert cfg.out == f"runs/{name}"
         assert cfg.iterations * cfg.online_k == settings["iterations"], "k slices are k updates"
-        assert cfg.eval_every * cfg.online_k == 10
+        assert cfg.eval_every * cfg.online_k == settings["eval_every"]
         for key in settings.keys() - {"iterations", "eval_every"}:
             assert getattr(cfg, key) == settings[key], key
 

@@ -151,6 +151,19 @@ def test_the_whole_course():
     assert ledger.held(*healthy, None) == 1
 
 
+def test_losses_are_counted_by_updates():
+    """Lost at iteration 60 of 100, after 59 x 30 updates but for a skipped iteration, and a run that is not lost."""
+    lost, healthy = collapsing(lost_at=60), collapsing(lost_at=101)
+    for _, rows in (lost, healthy):
+        for row in rows[1:]:
+            row["updates"] = 30
+    lost[1][7]["updates"] = 0
+    assert ledger.updates_until_lost(*lost) == 58 * 30 == 1740
+    assert ledger.updates_until_lost(*healthy) == math.inf
+    low, high = ledger.exact_interval(1, 2)
+    assert ledger.lost_by_updates([lost, healthy], (1740, 1741, 3001)) == ["30", "0 of 2 [0.00, 0.84]", f"1 of 2 [{low:.2f}, {high:.2f}]", "-"]
+
+
 @pytest.mark.parametrize("moves_at, warned", [(50, 1), (57, 1), (58, 0), (65, 0)])
 def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
     config, rows = collapsing(lost_at=60)

@@ -249,7 +249,7 @@ def test_collapse_is_announced_once(valid, warned_at, capsys):
     for i, share in enumerate(valid, 1):
         rows.append({"iteration": i, "valid": share})
         rm.warn_of_trouble(rows, [])
-    marked = [row["iteration"] for row in rows if "collapse" in row]
+    marked = [row["iteration"] for row in rows if "warning" in row]
     said = [line for line in capsys.readouterr().out.splitlines() if "collapse" in line]
     assert marked == ([warned_at] if warned_at else [])
     assert len(said) == len(marked) and all(f"iteration {warned_at}," in line for line in said)
