@@ -6,9 +6,10 @@
         # # # # # #
         # _ P _ _ #        P: the player; X: a box, to be pushed onto O, the target; #: walls; _: floor
         # _ _ # _ #        env.state is ((1, 2), ((4, 2),)): cells (row, column) of the player and of the boxes
-        # _ # # # #        env.level is what stays fixed: walls and targets
+        # _ # # # #        env.level is what stays fixed: floor and targets
         # _ X O # #        solve(env) is ["Down", "Left", "Down", "Down", "Right"]
-        # # # # # #        yardsticks(env, 10)[:, -1] is [0.04, 1.00]: success of random and of optimal play
+        # # # # # #        yardsticks(env, 10)[:, 10] is [0.04, 1.00]: success of random and of optimal
+                                play in 10 actions
 
     env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
@@ -45,6 +46,7 @@ import numpy as np
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
 MOST_STATES = 20_000  # of a level: more would take hours
+WHERE = r"\b\d (up|down)( and \d (left|right))?|\b\d (left|right)"  # what `offset` returns
 TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
 
 
@@ -63,6 +65,16 @@ def shift(cell, move, times=1):
     return cell[0] + times * down, cell[1] + times * right
 
 
+def offset(a, b):
+    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
+    down, right = b[0] - a[0], b[1] - a[1]
+    parts = []
+    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
+        if steps > 0:
+            parts.append(f"{steps} {word}")
+    return " and ".join(parts)
+
+
 def picture(size, symbols, elsewhere):
     """A square of symbols; `symbols` maps cells to theirs, all other cells get `elsewhere`."""
     lines = []
@@ -74,10 +86,11 @@ def picture(size, symbols, elsewhere):
 
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
-    """The base of all worlds. A world adds four methods:
+    """The base of all worlds. After `reset` self.level is what stays fixed in an episode, self.state what changes. A world
+    adds four methods:
 
-        draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. The level
-                                       is a dict of what stays fixed. A staticmethod, since find_level remembers it
+        draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. A
+                                       staticmethod, since find_level remembers what it returns
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -87,6 +100,10 @@ class Env:
     draw_args = ()    # what `draw` gets besides rng
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # so that `step` fails before `reset`
+    claim = WHERE     # what thoughts may say of the things in `facts`, as a regular expression: see `claims`
+
+    def facts(self):  # -> {thing: what is true of it now}
+        return {}
 
     # `reset` and `step` have Gymnasium's form: the observation is what `render` says, info a dict with "success"
     def reset(self, seed=None, options=None):  # -> observation, info
@@ -134,6 +151,7 @@ class Bandit(Env):
     the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
     pays. State: None before the pull, then the name of the arm that was pulled. The seed shuffles the order."""
     split = False  # there are only two levels
+    claim = "safe|risky"
 
     def __init__(self, sure, risky):
         self.sure = sure
@@ -163,6 +181,9 @@ class Bandit(Env):
             first, second = self.level["shown"]
             return f"The arms are {first} and {second}."
         return f"You pulled {self.state}."
+
+    def facts(self):
+        return {self.sure: "safe", self.risky: "risky"}
 
 
 # -------------------------------------------------------------------------------------------------- sokoban
@@ -241,6 +262,13 @@ class Sokoban(Env):
         for cell in self.level["targets"]:
             grid[cell] = on_target[grid[cell]]
         return picture(self.size, grid, wall)
+
+    def facts(self):
+        player, boxes = self.state
+        if len(boxes) > 1:  # which one would be meant?
+            return {}
+        target, = self.level["targets"]
+        return {"box": offset(player, boxes[0]), "target": offset(boxes[0], target)}  # the target as seen from the box
 
 
 def carve(rng, size):  # -> set of cells
@@ -329,6 +357,9 @@ class FrozenLake(Env):
         grid[self.state] = {"O": "X", "G": "√", None: "P"}[under]
         return picture(self.size, grid, "_")
 
+    def facts(self):
+        return {"goal": offset(self.state, self.level["goal"])}
+
 
 # ---------------------------------------------------------------------------------------------- names of worlds
 ENVS = {
@@ -341,11 +372,6 @@ ENVS = {
     "frozenlake": FrozenLake,
 }
 BUILT_IN = tuple(ENVS)  # these need no `check`
-
-
-def title(name):
-    """title("worlds/my_world.py:Guess") -> "Guess" """
-    return name.rpartition(":")[2]
 
 
 def make(name, success_rate=1 / 3):
@@ -379,22 +405,13 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                              sum over outcomes of p times chance(next state, left - 1; 0 if it is over)
+                              sum over outcomes of p times chance(next state, left - 1)
+                              (where the episode is over, with left = 0 instead of left - 1)
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
-    # More could exceed Python's recursion limit.
     need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
-
-    known = {}
-    most = MOST_STATES * len(env.actions)
-
-    def outcomes(state, action):
-        if (state, action) not in known:
-            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
-                 "too many for exact yardsticks: make it smaller, or lower --max-actions")
-            known[state, action] = env.outcomes(state, action)
-        return known[state, action]
+    outcomes = remembered(env, horizon)
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
     def chance(state, left, combine):  # of success, with so many actions left
@@ -412,6 +429,18 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     for combine in (fmean, max):
         curves.append([chance(env.state, left, combine) for left in range(horizon + 1)])
     return np.array(curves)
+
+
+def remembered(env, horizon):  # -> a function as env.outcomes, which asks it only once
+    known = {}
+
+    def outcomes(state, action):
+        if (state, action) not in known:
+            need(len(known) < MOST_STATES * len(env.actions), f"{type(env).__name__}: {horizon} actions lead to more than "
+                 f"{MOST_STATES} states, too many for exact yardsticks: make it smaller, or lower --max-actions")
+            known[state, action] = env.outcomes(state, action)
+        return known[state, action]
+    return outcomes
 
 
 def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
@@ -450,41 +479,13 @@ def interval(p, n, z=1.96):
 # END OF THE FIRST READING. What follows looks at thoughts and at worlds of your own, and is the command line
 # ===========================================================================================================
 # ------------------------------------------------------------------------------------- is a thought true?
-WHERE = r"\d (up|down)( and \d (left|right))?|\d (left|right)"
-
-
-def offset(a, b):
-    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
-    down, right = b[0] - a[0], b[1] - a[1]
-    parts = []
-    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
-        if steps > 0:
-            parts.append(f"{steps} {word}")
-    return " and ".join(parts)
-
-
-def facts(env):  # -> what a claim looks like, {thing: what is true of it now}
-    if hasattr(env, "facts"):  # a world of your own may have this method, and the attribute `claim`
-        return getattr(env, "claim", WHERE), env.facts()
-    if isinstance(env, Bandit):
-        return "safe|risky", {env.sure: "safe", env.risky: "risky"}
-    if isinstance(env, FrozenLake):
-        return WHERE, {"goal": offset(env.state, env.level["goal"])}
-    if isinstance(env, Sokoban):
-        player, boxes = env.state
-        targets = env.level["targets"]
-        if len(boxes) == 1:  # of several, which one would be meant? The target as seen from the box
-            return WHERE, {"box": offset(player, boxes[0]), "target": offset(boxes[0], targets[0])}
-    return WHERE, {}
-
-
 def claims(env, thought):  # -> [(what it says, is that true?), ...]
     """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
     is 2 up of it." makes two claims, the first one about the box."""
-    pattern, true = facts(env)
+    true = env.facts()
     found = []
     for sentence in re.split("[.?!]", thought):
-        said = re.search(pattern, sentence)
+        said = re.search(env.claim, sentence)
         named = [name for name in true if name in sentence]
         if said and named:
             subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
@@ -516,6 +517,11 @@ def blame(name):
 def run_file(file):  # -> what it defines
     with blame(file):
         return runpy.run_path(file)
+
+
+def title(name):
+    """title("worlds/my_world.py:Guess") -> "Guess" """
+    return name.rpartition(":")[2]
 
 
 def find_world(name):  # -> what makes the world when it is called
@@ -550,7 +556,7 @@ def check(name, tok=None, horizon=10):
         success = of_all_levels(name, find_world(name), horizon, len(EVAL_SEEDS), 1 / 3)[:, :, -1]
     random, optimal = success.mean(axis=0)
     hopeless = int((success[:, 1] == 0).sum())
-    need(optimal > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True?")
+    need(optimal > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True, in so many?")
     print(f"{name}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}")
     if hopeless:
         print(f"  {hopeless} of {len(EVAL_SEEDS)} levels cannot be won in so many")
@@ -682,11 +688,10 @@ def play(name, seed):
             word = ""
         if not word:
             return
-        for action in env.actions:
-            if action.lower().startswith(word):
-                obs, reward, _, _, info = env.step(action)
-                print(f"\n{obs}\nreward {reward:.2f}")
-                break
+        meant = [action for action in env.actions if action.lower().startswith(word)]
+        if meant:
+            obs, reward, _, _, info = env.step(min(meant, key=len))  # "up" may be the start of "upstairs", too
+            print(f"\n{obs}\nreward {reward:.2f}")
     print("solved!" if info["success"] else "over.")
 
 

@@ -260,7 +260,7 @@ def test_true_claims_may_be_rewarded(cfg, play, tok, truth_reward):
     cfg.max_turns, cfg.max_new_tokens = 1, 60
     env = envs.make("frozenlake")
     env.reset(300)
-    _, true = envs.facts(env)
+    true = env.facts()
     truth = true["goal"]
     thought = f"The goal is {truth} . The goal is 9 up . The goal is 9 down . </think>"
     for ending, penalty in (("<answer>Up</answer>", 0.0), ("", -0.1)):
