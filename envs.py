@@ -86,8 +86,8 @@ def picture(size, symbols, elsewhere):
 
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
-    """The base of all worlds. After `reset` self.level is what stays fixed in an episode, self.state what changes. A world
-    adds four methods:
+    """The base of all worlds. After `reset` self.level is what stays fixed in an episode, self.state what changes. A
+    world adds four methods:
 
         draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. A
                                        staticmethod, since find_level remembers what it returns
@@ -433,11 +433,12 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 def remembered(env, horizon):  # -> a function as env.outcomes, which asks it only once
     known = {}
+    most = MOST_STATES * len(env.actions)
 
     def outcomes(state, action):
         if (state, action) not in known:
-            need(len(known) < MOST_STATES * len(env.actions), f"{type(env).__name__}: {horizon} actions lead to more than "
-                 f"{MOST_STATES} states, too many for exact yardsticks: make it smaller, or lower --max-actions")
+            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
+                 "too many for exact yardsticks: make it smaller, or lower --max-actions")
             known[state, action] = env.outcomes(state, action)
         return known[state, action]
     return outcomes

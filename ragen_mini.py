@@ -14,7 +14,8 @@ Words
     trajectory  one episode as a sequence of tokens: message, answer, message, answer, ...
     turn        one message of the environment and one answer of the model
     action      a word inside an answer that moves the world; an answer may hold several
-    token       what the model samples, one at a time. A *time step* of the algorithm is a token, not a turn
+    token       a piece of text, as an id of the vocabulary. A *time step* of the algorithm is a token that the model
+                wrote, not a turn
     return      R(tau): the sum of the rewards of all turns of a trajectory
     advantage   how much better than expected things went after a token (GRPO: in its whole episode)
     ratio       a token's probability now, divided by its probability when it was sampled
@@ -28,7 +29,8 @@ Part 1 is the method, in the order in which one would lecture. Its last function
 `iterate` plays, `learn` is the other four lines. Part 2 is the engine room (memory, speed, files): skip it on first
 reading. Part 3 is the command line.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
-model wrote, b rows of a pass, V words of the vocabulary. B is P*N after the rollout, less after the filter.
+model wrote, b rows of a pass, V words of the vocabulary, D the model's width. B is P*N after the rollout, less after
+the filter.
 """
 import argparse
 import contextlib
@@ -77,20 +79,16 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
-# It borrows from part 2, so that you can skip that (other names log, save or check):
+# It calls functions of part 2, so that you can skip that:
 #     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
-#     encode, first_tag            a message in the model's chat template, as ids; behind it the first tag of the answer,
-#                                  <think>, which is given to the model and not trained
-#     ends_of_answers              the tokens that end an answer, first the template's end of turn
-#     KVCache                      what each episode has read so far; a finished answer takes no part in further passes
-#     next_token_logp              log-probs (b,V) of the token that comes next in each episode
-#     pad                          lists of different lengths as one tensor, zeros on the right
-#     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
+#     encode                       a message in the model's chat template, as ids; and behind it the first tag of the
+#                                  answer, <think>, which is given to the model and not trained
+#     KVCache, next_token_logp     what each episode has read so far; log-probs (b,V) of the token that comes next
 #     on_grid(function, batch)     function(part) for all of the batch without gradient, each number in its place: (B,T-1)
-#     grid_logps                   the same of token_logps
 #     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
-#     judge_thought                --truth-reward: what a thought's true and false claims are paid, by default nothing
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
+
+
 def option(default, text):
     return field(default=default, metadata={"help": text})
 
@@ -107,10 +105,10 @@ class Method:
     max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
     no_think: bool = option(False, "answer at once, without <think>...</think>")
     temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
-    starpo_s: bool = option(False, "the three changes below at once: keep 0.25, kl-coef 0, clip-high 0.28")
-    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1)")
-    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001)")
-    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2)")
+    starpo_s: bool = option(False, "StarPO-S: changes the next three settings")
+    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1; with --starpo-s 0.25)")
+    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001; with --starpo-s 0)")
+    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)")
     clip_low: float = option(0.2, "the ratio is clipped below 1 - clip_low")
     entropy_coef: float = option(0.001, "weight of the entropy bonus")
     algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
@@ -134,7 +132,7 @@ class Models:
 
 
 # ------------------------------------------------------------------------------------------ a turn in words
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: characters at which none of them begins
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
 
@@ -152,7 +150,7 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 
 
 def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, or None: invalid
-    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; without a thought -> None"""
+    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]; without <think></think> -> None"""
     found = SHAPE.fullmatch(text)
     if not found:
         return None
@@ -225,8 +223,8 @@ def take_turn(traj, tok, cfg, ends):
     ended = answer[-1] in ends  # else it was cut off at max_new_tokens
     written = answer[:-1] if ended else answer
     text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
-    missing = "<think></think>" if cfg.no_think else ""  # so that parse_answer needs one pattern only
-    actions = parse_answer(missing + text, env.actions, cfg.max_actions_per_turn)
+    empty_thought = "<think></think>" if cfg.no_think else ""  # so that parse_answer needs one pattern only
+    actions = parse_answer(empty_thought + text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
     # An extra, before the world moves: are the thought's claims true? For the log; it pays only with --truth-reward.
     bonus = judge_thought(turn, env, cfg)
@@ -239,13 +237,13 @@ def take_turn(traj, tok, cfg, ends):
         turn["reward"] += reward
         traj.actions_left -= 1
         traj.success = info["success"]
-    told = turn["reward"]  # in the next message
+    reward_shown = turn["reward"]  # in the next message
     turn["reward"] += bonus
     traj.turns.append(turn)
     traj.reward[-1] = turn["reward"]
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
-        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, told), after_answer=True)
+        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, reward_shown), after_answer=True)
         if answer[-1] == ends[0]:  # the message begins with the token that ends an answer: the model has written it
             following = following[1:]
         traj.add_message(following)
@@ -295,8 +293,8 @@ def answer_is_complete(traj, ends, cfg):
 # Why does a lower loss mean a higher return? We want the gradient, with respect to the model's weights, of the mean
 # return <R>: the mean over all episodes tau that pi, the policy at the temperature of the rollout, may play.
 #  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
-#     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. With
-#     grad p = p grad log p,
+#     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. Since
+#     grad log p = grad p / p, we may write p grad log p for grad p:
 #         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
 #     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
 #     proportion to its return.
@@ -324,15 +322,16 @@ def returns(trajs, cfg):  # -> (P,N)
 
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
-    """Against the Echo Trap (README), eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U,
-    at least one. Where the N returns are all alike there is little to learn from (GRPO: A is 0); where they differ, the
-    policy does not know its way yet.
+    """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
+    returns are all alike there is little to learn from (GRPO: A is 0); where they differ, the policy does not know its
+    way yet. It is the paper's remedy against the Echo Trap, in which a policy comes to think the same in every episode,
+    and then loses what it had learnt (README).
 
     What it costs: the mean return of *all* prompts is no longer what is improved. U cannot tell luck from not knowing:
     it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
     by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it keeps
     the one in which it paid.
-"""
+    """
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     kept = U.argsort(descending=True, stable=True)[:k]
@@ -340,15 +339,19 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
-    """Lists become tensors, padded on the right. This is the only place where anything is shifted: from here on,
-    column t is about *predicting* token t + 1. The model has read inputs[:t+1], the token to come is targets[t]. For
-    example, with m for the tokens of messages and a for those of answers:
+    """Lists become tensors, padded on the right. From here on, column t is about *predicting* token t + 1: the model has
+    read inputs[:t+1], the token to come is targets[t]. For example, with m for the tokens of messages and a for those of
+    answers, the lists of a trajectory and its row in the tensors:
 
-        ids         m1  m2  a1  a2  m3  a3                column      0   1   2   3   4
-        mask        0   0   1   1   0   1                 inputs      m1  m2  a1  a2  m3
-        reward      0   0   0   0   0   1       ->        targets     m2  a1  a2  m3  a3
-                                                          mask        0   1   1   0   1
-                                                          reward      0   0   0   0   1
+        ids         m1  m2  a1  a2  m3  a3
+        mask        0   0   1   1   0   1
+        reward      0   0   0   0   0   1
+
+        column      0   1   2   3   4
+        inputs      m1  m2  a1  a2  m3
+        targets     m2  a1  a2  m3  a3
+        mask        0   1   1   0   1
+        reward      0   0   0   0   1
     """
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
     return {
@@ -364,7 +367,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
     (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
 
-    NOTE: dividing can teach the wrong thing while the better choice is rare (here: in less than a third of the pulls).
+    NOTE: dividing can teach the wrong thing while the better choice is rare.
     Bandit, the only risky pull in a group of 16, against 0.15 of the sure arm:
 
         it pays    chance    R_i - mean    sample std    A
@@ -414,19 +417,20 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should have said
 
 
-def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch: collate's, adv; PPO: value, ret; KL: kl; (B,T-1)
-    """Computed once, before the first update on these trajectories, and then frozen."""
+def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
+    """What collate returns, and more columns (B,T-1): adv; kl, if there is a KL penalty; PPO: value, ret. Computed once,
+    before the first update on these trajectories, and then frozen.
+
+    The KL penalty: reward alone does not protect the model's language. So every token pays for leaving `ref`, the model
+    before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
+    may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
+    says how far two distributions are apart. (Elsewhere a KL term often stands in the loss. As a reward it also makes a
+    token pay for the drift that it *leads to*. And in the loss this kl_t would do nothing on average at the first update:
+    pi_ref has no gradient, and grad log pi has mean 0, step 2 of the proof. There one takes another estimate, such as
+    ratio - 1 - log ratio with ratio = pi_ref / pi.)"""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
-        # Reward alone does not protect the model's language. So every token pays for leaving `ref`, the model before
-        # training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled.
-        # One kl_t may be negative. Their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler
-        # divergence, which says how far two distributions are apart.
-        # Why as a reward? A token that *leads to* later drift pays for it, too.
-        # Why not in the loss? There kl_t would do nothing on average at the first update: pi_ref has no gradient, and
-        # grad log pi has mean 0 (step 2 of the proof). (Who has it there takes another estimate of the divergence, such
-        # as ratio - 1 - log ratio with ratio = pi_ref / pi.)
         batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
     if cfg.algo == "ppo":
@@ -442,9 +446,9 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): subtract the mean over all tokens, divide by their std.
-    # Why? The loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the same in every
-    # world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same* number, which changes
-    # how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
+    # Why? The policy's loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the
+    # same in every world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same* number,
+    # which changes how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
     # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And a batch in which one
     # return alone differs is stretched more than others.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
@@ -472,7 +476,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
 
 
 def logps_from_hidden(head, hidden, targets, temperature):  # (n,D), (n,) -> log pi (n,), entropy (n,)
-    logp = (head(hidden).float() / temperature).log_softmax(-1)  # (n,V)
+    logp = (head(hidden).float() / temperature).log_softmax(-1)  # (n,V); head: the model's output layer
     return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
 
 
@@ -532,26 +536,23 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
     return steps
 
 
-@autocast  # NOTE: one step in each. Until it ends, it keeps the bf16 copies of the weights as they were before the step
+@autocast  # NOTE: a block of its own for each step: until a block ends, autocast keeps bf16 copies of the weights
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
-    What the mean costs: in a batch with long answers each token weighs less, a small bias. Gradients longer than
-    MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one bad batch does
-    not fill Adam's averages. It does not bound the step: after a long calm Adam moves the weights by up to 0.1 /
-    sqrt(0.001), three learning rates, at any gradient that is much longer than usual, shortened or not. (README:
-    with beta2 0.9 by 0.3.)"""
+    Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one
+    bad batch does not fill Adam's averages."""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        losses, clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        losses, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         loss = losses.sum() / total
         loss.backward()
         stats["policy_loss"] += loss.item()
-        stats["clip_fraction"] += clipped.sum().item() / total
+        stats["clip_fraction"] += was_clipped.sum().item() / total
         if models.critic is not None:
             value = token_values(models.critic, part)  # now; part["value"]: before the first update
             critic_loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
@@ -568,20 +569,6 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     models.optimizer.step()
     models.optimizer.zero_grad()
     return stats
-
-
-# Looking back: what goes beyond the proof, with its reason, and its price where it has one:
-#     uncertainty_filter       trains on some prompts only
-#     grpo_advantages          divides by the group's std
-#     compute_advantages       puts a KL penalty into the reward
-#     add_ppo_advantages       whitens
-#     policy_loss              clips, takes the min; pays for entropy
-#     value_loss               clips
-#     gradient_step            takes the mean over tokens; shortens the gradient
-#     nothing_to_compare       makes no step at all
-#     updates                  all but the first use episodes of an older policy (step 5); --online-k: of a much older one
-#     evaluate                 plays at temperature 0.5 what was trained at 1
-# and Adam instead of plain steps along the gradient: our suspect in the Echo Trap (README).
 
 
 # ------------------------------------------------------------------------------------------------- the loop
@@ -605,7 +592,7 @@ def self_check(trajs, policy, cfg):
 
 def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(trajectories, batch) that were trained on]
     """One iteration of StarPO: play, then learn. All randomness comes from (cfg.seed, i), so that a run that was cut
-    short goes on alike."""
+    short goes on as if it had not been."""
     rng = np.random.default_rng([cfg.seed, i])
     lowest = len(envs.EVAL_SEEDS)  # seeds below are for evaluation
     *seeds, sampling_seed = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
@@ -648,6 +635,24 @@ def nothing_to_compare(R, cfg):  # (k,N)
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
+
+
+# Looking back: what goes beyond the proof, with its reason, and its price where it has one:
+#     uncertainty_filter       trains on some prompts only
+#     grpo_advantages          divides by the group's std
+#     compute_advantages       puts a KL penalty into the reward
+#     add_ppo_advantages       whitens
+#     policy_loss              clips, takes the min; pays for entropy
+#     value_loss               clips
+#     gradient_step            takes the mean over tokens: in a batch with long answers each weighs less, a small bias.
+#                              Shortens the gradient
+#     nothing_to_compare       makes no step at all
+#     updates                  all but the first use episodes of an older policy (step 5); --online-k: of a much older one
+#     evaluate                 plays at temperature 0.5 what was trained at 1
+#     Adam                     divides a step by the usual size of gradients. After a long calm it moves the weights by up
+#                              to 0.1 / sqrt(1 - beta2) learning rates at any gradient that is much longer than usual,
+#                              shortened or not: 3 learning rates at beta2 = 0.999, its default. Our suspect in the Echo
+#                              Trap (README)
 
 
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
@@ -867,8 +872,9 @@ def on_grid(function, batch):  # function(part) -> (n,), one number a token; her
     grid = torch.zeros(batch["mask"].shape, device=batch["mask"].device)
     for rows, part in micro_batches(batch, range(len(grid))):
         mask = part["mask"]
-        zeros = torch.zeros(mask.shape, device=mask.device)
-        grid[rows, :mask.shape[1]] = zeros.masked_scatter(mask, function(part))
+        values = torch.zeros(mask.shape, device=mask.device)
+        values[mask] = function(part)
+        grid[rows, :mask.shape[1]] = values
     if PROCESSES > 1:
         torch.distributed.all_reduce(grid)  # every place was filled by one process, elsewhere it is 0
     return grid
@@ -1025,7 +1031,7 @@ def check_worlds(tok, cfg):
 
 # -------------------------------------------------------------------------------------- looking and telling
 def explain(cfg):  # -> what the settings mean for the objective, in words
-    kept = max(1, int(cfg.keep * cfg.prompts + 1e-9))  # as in uncertainty_filter
+    kept = len(uncertainty_filter(torch.zeros(cfg.prompts, 1), cfg.keep))  # of so many prompts, whatever their returns
     in_a_slice = -(-kept * cfg.rollouts // cfg.update_size)  # rounded up
     steps = in_a_slice * cfg.epochs * cfg.online_k
     clip = "1, never clipped"
@@ -1225,7 +1231,7 @@ def write_xray(trajs, trained, models, cfg):
         Path(cfg.out, "xray.json").write_text(json.dumps(episodes))
 
 
-def say(text):  # above the progress bar; where Ctrl-C has ended `| tee`, too, nobody listens
+def say(text):  # above the progress bar. (Ctrl-C ends both programs of `python ragen_mini.py | tee log`)
     try:
         if RANK == 0:
             tqdm.write(text)

@@ -49,7 +49,7 @@ MUTANTS = [  # what is wrong; the piece of ragen_mini.py; what stands there inst
     ("different states in a group", "append(begin(name, seed, noise, group", "append(begin(name, seed + noise, noise, group"),
     ("temperature forgotten in the update", "(head(hidden).float() / temperature)", "(head(hidden).float())"),
     ("temperature forgotten in the rollout", "/ (temperature or 1))", ")"),
-    ("end of turn untrained", "    actions = parse_answer(missing + text", "    traj.mask[-1] = not ended\n    actions = parse_answer(missing + text"),
+    ("end of turn untrained", "    actions = parse_answer(empty_thought + text", "    traj.mask[-1] = not ended\n    actions = parse_answer(empty_thought + text"),
     ("end of turn stands there twice", "following = following[1:]", "following = following[0:]"),
     ("value loss not clipped", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)", "(value - ret) ** 2"),
     ("value loss by the better error", "torch.max((value - ret) ** 2", "torch.min((value - ret) ** 2"),
