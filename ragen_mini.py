@@ -590,7 +590,7 @@ def self_check(trajs, policy, cfg):
         assert sum(traj.mask) == sum(turn["tokens"] for turn in traj.turns), "trained = sampled tokens"
 
 
-def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(trajectories, batch) that were trained on]
+def iterate(i, models, cfg):  # -> row i of the log; all trajectories; what `learn` returned
     """One iteration of StarPO: play, then learn. All randomness comes from (cfg.seed, i), so that a run that was cut
     short goes on as if it had not been."""
     rng = np.random.default_rng([cfg.seed, i])
@@ -602,18 +602,13 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; [(traject
     if i == 1:  # once is enough: it tests the program and the model, not the run
         self_check(trajs, models.policy, cfg)
 
-    trained = []
-    steps = []
+    learned = []
     clock = time.perf_counter()
     for first in range(0, len(seeds), cfg.prompts):  # once; with --online-k, k slices of P prompts (Fig. 10)
-        part = trajs[first * cfg.rollouts:(first + cfg.prompts) * cfg.rollouts]
-        chosen, batch, its_steps = learn(part, models, cfg, sampling_seed + first)
-        if its_steps:
-            trained.append((chosen, batch))
-            steps += its_steps
-
+        of_slice = trajs[first * cfg.rollouts:(first + cfg.prompts) * cfg.rollouts]
+        learned.append(learn(of_slice, models, cfg, sampling_seed + first))
     row["seconds_update"] = time.perf_counter() - clock
-    return row | statistics(trajs, trained, steps, cfg), trajs, trained
+    return row | statistics(trajs, learned, cfg), trajs, learned
 
 
 def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
@@ -666,11 +661,11 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
         while not end:
             i = len(rows)
             if i == 0:
-                row, trajs, trained = {"iteration": 0}, [], []  # look only
+                row, trajs, learned = {"iteration": 0}, [], []  # look only
             else:
-                row, trajs, trained = iterate(i, models, cfg)
+                row, trajs, learned = iterate(i, models, cfg)
             rows.append(row)
-            end = look_and_save(rows, trajs, trained, models, cfg)  # part 2: an evaluation now and then, log, checkpoint
+            end = look_and_save(rows, trajs, learned, models, cfg)  # part 2: an evaluation now and then, log, checkpoint
             bar.update(i > 0)
             bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
             if watch:
@@ -1067,7 +1062,7 @@ def progress_bar(rows, cfg):
     return tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc=title, **quiet)
 
 
-def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last iteration?
+def look_and_save(rows, trajs, learned, models, cfg):  # -> was this the last iteration?
     row = rows[-1]
     i = row["iteration"]
     over = is_over(rows, cfg)
@@ -1082,7 +1077,7 @@ def look_and_save(rows, trajs, trained, models, cfg):  # -> was this the last it
     warn_of_trouble(rows, trajs)
     append(cfg, "log.jsonl", row)
     if i % cfg.save_every == 0 or over or asked_to_stop:  # at 0, too: is the disk writable?
-        write_xray(trajs, trained, models, cfg)
+        write_xray(trajs, learned, models, cfg)
         if RANK == 0:
             save(models, cfg)
     return over or asked_to_stop
@@ -1098,7 +1093,7 @@ def sum_up(rows, cfg):
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
 
-def statistics(trajs, trained, steps, cfg):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
+def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
     R = returns(trajs, cfg)
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [thought_of(turn) for turn in turns]
@@ -1114,7 +1109,7 @@ def statistics(trajs, trained, steps, cfg):  # -> columns of log.jsonl; METRICS 
         "valid": np.mean([turn["valid"] for turn in turns]),
         "turns": len(turns) / len(trajs),
     }
-    kl = [batch["kl"][batch["mask"]].mean().item() for _, batch in trained if "kl" in batch]
+    kl = [batch["kl"][batch["mask"]].mean().item() for _, batch, _ in learned if "kl" in batch]
     if kl:
         row["kl"] = np.mean(kl)
     claims = [is_true for turn in turns for _, is_true in turn["claims"]]
@@ -1122,12 +1117,13 @@ def statistics(trajs, trained, steps, cfg):  # -> columns of log.jsonl; METRICS 
         row["claims"] = np.mean([len(turn["claims"]) > 0 for turn in turns])
         row["true_claims"] = np.mean(claims)
         row["fitting"] = np.mean([fits(turn) for turn in turns if turn["claims"]])
-    for name in steps[0] if steps else ():
-        row[name] = np.mean([step[name] for step in steps])
+    steps = sum((steps for _, _, steps in learned), [])
     if steps:
+        for name in steps[0]:
+            row[name] = np.mean([step[name] for step in steps])
         row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
     row = {name: round(float(x), 6) for name, x in row.items()}
-    kept = sum(len(chosen) for chosen, _ in trained)
+    kept = sum(len(chosen) for chosen, _, _ in learned)
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
 
@@ -1204,20 +1200,19 @@ def show_episode(models, cfg):
     print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:g}")
 
 
-def write_xray(trajs, trained, models, cfg):
+def write_xray(trajs, learned, models, cfg):
     """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
     token by token, with all that the update knew about each token (if nothing was trained: without)."""
     if not trajs:  # before the first iteration
         return
-    if trained:
-        chosen, batch = trained[0]
-    else:
+    chosen, batch, steps = learned[0]
+    if not steps:
         chosen, batch = trajs, collate(trajs, cfg.device)
     first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
     rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
     rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one
     part = {key: x[rows] for key, x in batch.items()}
-    if trained:
+    if steps:
         part["ratio"] = (grid_logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
     episodes = []
     for k, row in enumerate(rows):

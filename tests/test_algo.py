@@ -379,7 +379,7 @@ def test_ppo_advantages_are_white_and_scoring_changes_no_input(models, cfg, traj
 def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_path, trained):
     cfg.rollouts, cfg.out = 4, str(tmp_path)
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    rm.write_xray(trajs, [(trajs, batch)] if trained else [], models, cfg)
+    rm.write_xray(trajs, [(trajs, batch, [{}]) if trained else ([], {}, [])], models, cfg)
     episodes = json.loads((tmp_path / "xray.json").read_text())
     groups = [[traj.R for traj in trajs if traj.group == g] for g in (0, 1)]
     widest = int(np.argmax([np.std(group) for group in groups]))
