@@ -187,7 +187,6 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.row = self.seen = 0  # engine room: its row in the KV cache, and how many of its ids are there
 
     @property
     def R(self):  # eq. 2
@@ -762,6 +761,8 @@ class KVCache:
         self.size = rows  # rows in the cache
         self.copies = copies  # of each row, to be made when the first messages are read
         self.layers = {}  # layer -> (size, 2, heads, columns, width): keys and values
+        self.row_of = {}  # trajectory -> its row
+        self.seen = Counter()  # trajectory -> how many of its ids the row holds; 0 at first
         # `read` sets these before each pass:
         self.rows = self.columns = None  # which rows read (b,), and where their q new tokens go (b,q)
         self.used = 0  # how many columns anyone attends to
@@ -788,14 +789,13 @@ class KVCache:
             self.layers[layer] = stored[rows]
 
     def select(self, trajs):  # the new cache has one row for each of these
-        self.copy_rows([traj.row for traj in trajs])
-        for row, traj in enumerate(trajs):
-            traj.row = row
+        self.copy_rows([self.row_of[traj] for traj in trajs])
+        self.row_of = {traj: row for row, traj in enumerate(trajs)}
 
 
 def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token that comes next
     """Each trajectory reads those of its ids that are not in the cache yet; the drawing is at KVCache."""
-    new = [traj.ids[traj.seen:] for traj in trajs]
+    new = [traj.ids[cache.seen[traj]:] for traj in trajs]
     q = max(len(ids) for ids in new)
     pads = [q - len(ids) for ids in new]
     padded = [[0] * count + ids for count, ids in zip(pads, new)]
@@ -803,17 +803,17 @@ def read(policy, cache, trajs, temperature):  # -> log-probs (b,V) of the token 
     def tensor(numbers):
         return torch.tensor(numbers, device=cache.device)
 
-    seen = tensor([traj.seen for traj in trajs])
+    seen = tensor([cache.seen[traj] for traj in trajs])
     place = torch.arange(q, device=cache.device) - tensor(pads)[:, None]  # upper: 0 1 2; lower: -2 -1 0
     cache.columns = seen[:, None] + (place % q)  # (b,q). % sends the pads behind: 7 8 9; lower: 5 + (1 2 0) = 6 7 5
-    cache.rows = tensor([traj.row for traj in trajs])
+    cache.rows = tensor([cache.row_of[traj] for traj in trajs])
     cache.used = int(cache.columns.max()) + 1
     later = torch.arange(cache.used, device=cache.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
     unseen = later * torch.finfo(torch.float32).min  # added to the scores: some models would add a boolean, too
     output = policy(input_ids=tensor(padded), attention_mask=unseen, position_ids=cache.columns,
                     past_key_values=cache, logits_to_keep=1)
     for traj in trajs:
-        traj.seen = len(traj.ids)
+        cache.seen[traj] = len(traj.ids)
     return (output.logits[:, -1].float() / (temperature or 1)).log_softmax(-1)
 
 
@@ -821,11 +821,11 @@ def next_token_logp(policy, cache, trajs, temperature):  # -> (b,V)
     if cache.layers:  # something has been read before
         return read(policy, cache, trajs, temperature)
     for traj in trajs:  # the first message is the same in a whole group: it is read once, then copied
-        traj.row = traj.group
+        cache.row_of[traj] = traj.group
     logp = read(policy, cache, trajs[::cache.copies], temperature)
     cache.select(trajs)
     for traj in trajs:
-        traj.seen = len(traj.ids)
+        cache.seen[traj] = len(traj.ids)
     return logp.repeat_interleave(cache.copies, 0)
 
 
@@ -985,8 +985,8 @@ def check_short_cuts(policy, first, longest, cfg):
     refused = f"--model {cfg.model} ({type(policy).__name__}) cannot be used here: "
     dice = np.random.default_rng(0)
     trajs = [Trajectory(None, 0, 0), Trajectory(None, 1, 0)]
-    trajs[1].row = 1
     cache = KVCache(2, cfg.device)
+    cache.row_of = {trajs[0]: 0, trajs[1]: 1}
     with otherwise(refused + "it does not work with the cache of the rollout"):
         for _ in range(cfg.max_turns):
             for traj, share in zip(trajs, (1, 0.6)):  # one reads more than the other
