@@ -100,9 +100,11 @@ class Env:
     draw_args = ()    # what `draw` gets besides rng
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # so that `step` fails before `reset`
-    claim = WHERE     # what thoughts may say of the things in `facts`, as a regular expression: see `claims`
+    # For the second part of this file, are thoughts true? `facts` is {thing: what is true of it now}, `claim` a regular
+    # expression of what thoughts may say of things.
+    claim = WHERE
 
-    def facts(self):  # -> {thing: what is true of it now}
+    def facts(self):
         return {}
 
     # `reset` and `step` have Gymnasium's form: the observation is what `render` says, info a dict with "success"

@@ -79,12 +79,14 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
-# It calls functions of part 2, so that you can skip that:
+# It calls functions of part 2, so that you can skip that. Those that matter here:
 #     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
 #     encode                       a message in the model's chat template, as ids; and behind it the first tag of the
 #                                  answer, <think>, which is given to the model and not trained
 #     KVCache, next_token_logp     what each episode has read so far; log-probs (b,V) of the token that comes next
 #     on_grid(function, batch)     function(part) for all of the batch without gradient, each number in its place: (B,T-1)
+#     grid_logps                   log pi of every token that the model wrote, in its place: (B,T-1)
+#     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
 #     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
 
@@ -297,9 +299,9 @@ def answer_is_complete(traj, ends, cfg):
 #         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
 #     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
 #     proportion to its return.
-#  2. From R one may subtract, at each token, whatever was known before it was written. Given the text so far that is a
-#     constant c, and it adds c times the mean of grad log pi, which is 0: summed over the words of the vocabulary,
-#     sum pi grad log pi = sum grad pi = grad (sum pi) = grad 1 = 0.
+#  2. From R one may subtract, at each token, whatever was known before it was written, or does not depend on it, such
+#     as other episodes. Given the text so far that is a constant c, and it adds c times the mean of grad log pi, which
+#     is 0: summed over the words of the vocabulary, sum pi grad log pi = sum grad pi = grad (sum pi) = grad 1 = 0.
 #  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
 #     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
 #     those still to come. GRPO subtracts the group's mean return: the other episodes were played without this token.
@@ -351,6 +353,8 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
         targets     m2  a1  a2  m3  a3
         mask        0   1   1   0   1
         reward      0   0   0   0   1
+
+    Behind a shorter row all columns are 0. So its pads are not trained, whatever token 0 is.
     """
     assert not any(traj.mask[0] for traj in trajs), "nothing precedes the first token: it cannot be trained"
     return {
@@ -423,10 +427,12 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     The KL penalty: reward alone does not protect the model's language. So every token pays for leaving `ref`, the model
     before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
-    says how far two distributions are apart. (Elsewhere a KL term often stands in the loss. As a reward it also makes a
-    token pay for the drift that it *leads to*. And in the loss this kl_t would do nothing on average at the first update:
-    pi_ref has no gradient, and grad log pi has mean 0, step 2 of the proof. There one takes another estimate, such as
-    ratio - 1 - log ratio with ratio = pi_ref / pi.)"""
+    says how far two distributions are apart.
+
+    Elsewhere a KL term often stands in the loss. As a reward it has an advantage: a token also pays for the drift that it
+    *leads to*. And it would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
+    average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
+    such as q - 1 - log q with q = pi_ref / pi."""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -448,8 +454,9 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     # Why? The policy's loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the
     # same in every world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same* number,
     # which changes how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
-    # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And a batch in which one
-    # return alone differs is stretched more than others.
+    # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And from batch to batch it
+    # has the fault of eq. 5 (see grpo_advantages): one in which a single return differs is stretched to the same size
+    # as others. With up to 128 episodes from several prompts that is rarer than in a group of 16.
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
@@ -573,7 +580,8 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
 # ------------------------------------------------------------------------------------------------- the loop
 def self_check(trajs, policy, cfg):
     """The invariants that silent bugs break. The first one is why the log-probs of the rollout can be the old ones:
-    a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1."""
+    a fresh forward pass of the same weights gives the same, so before the first update every ratio is 1. (If it reads
+    the same ids, at the same temperature, and nothing is random in it, such as dropout.)"""
     batch = collate(trajs[:16], cfg.device)
     gap = (grid_logps(policy, batch, cfg) - batch["old_logp"])[batch["mask"]].abs()
     if cfg.device == "cpu":
