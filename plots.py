@@ -50,7 +50,7 @@ class Metric:
 
 DASHBOARD = {
     "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
-    "reward": Metric("return (training)", "a lost run is at -0.1, the price of a malformed answer, times its turns"),
+    "reward": Metric("return (training)", "where no answer is valid: -0.1, the price of that, times the turns"),
     "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
     "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
                          smooth=False, log_axis=True),
@@ -64,7 +64,8 @@ DASHBOARD = {
     "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
                                  smooth=False),
     "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
-    "seconds": Metric("seconds so far", "the sum of the columns seconds_rollout and seconds_update", smooth=False),
+    "seconds": Metric("seconds so far", "no column, but the sum of seconds_rollout and seconds_update",
+                      smooth=False),
 }
 METRICS = DASHBOARD | {
     "success": Metric("success (training)", "share of won episodes in the rollout"),
@@ -73,6 +74,8 @@ METRICS = DASHBOARD | {
     "policy_loss": Metric("policy loss", "only its gradient means something"),
     "value_loss": Metric("value loss", "of the critic's forecasts"),
     "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
+    "seconds_rollout": Metric("seconds of playing"),
+    "seconds_update": Metric("seconds of the updates"),
     "updates": Metric("gradient steps", "0: nothing to compare"),
     "kept": Metric("trajectories that were trained on"),
     "tokens": Metric("tokens that the model wrote"),
@@ -87,6 +90,10 @@ METRICS = DASHBOARD | {
 def split(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
     name, _, world = metric.partition(" ")
     return name, world
+
+
+def is_eval(metric):
+    return split(metric)[0] == "eval"
 
 
 def about(metric):  # -> Metric
@@ -135,7 +142,7 @@ def curves(folders, out=None):  # -> Path of the picture
     elif out is None:
         out = Path("curves.png")
         number = 1
-        while out.exists():  # nothing of the user's is overwritten
+        while out.exists():  # it may be a picture of other runs
             number += 1
             out = Path(f"curves{number}.png")
     need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
@@ -212,7 +219,7 @@ def draw_run(ax, metric, run, label, number):
     if about(metric).smooth:
         y = moving_average(y)
         x_label = "iteration (smoothed)"
-    if metric.startswith("eval"):
+    if is_eval(metric):
         style += "o"
         x_label = "iteration (95% interval)"
         low, high = np.array([envs.interval(p, config["eval_prompts"]) for p in y]).T
@@ -243,7 +250,7 @@ def draw(title, panels, out, columns, labels, draw_line=draw_run):  # panels: se
 def draw_panel(ax, metric, prefix, lines, yardsticks, labels, draw_line):
     for label, line in lines.items():
         draw_line(ax, metric, line, label, labels.index(label))
-    if metric.startswith("eval"):
+    if is_eval(metric):
         ax.set_ylim(0, 1.02)
     if yardsticks is not None:
         draw_yardsticks(ax, *yardsticks)
@@ -256,7 +263,7 @@ def use_log_axis(ax):
     if ax.dataLim.y1 > 0:  # the largest value that was drawn
         ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
         low, high = ax.get_ylim()
-        floor = min(1e-4, high / 10)  # what is below is as good as 0, if not all is so small
+        floor = min(1e-4, high / 10)  # what is below is as good as 0 (unless all of the curve is that small)
         ax.set_ylim(max(low, floor), high)
 
 
@@ -271,9 +278,9 @@ def draw_yardsticks(ax, random, optimal):
 
 
 def common_yardsticks(runs, metric):  # -> random, optimal: where they are the same for all of these runs; else None
-    name, world = split(metric)
-    if name != "eval":
+    if not is_eval(metric):
         return None
+    _, world = split(metric)
     found = {yardsticks_of(config, world or config["env"]) for config, _ in runs}
     return found.pop() if len(found) == 1 else None
 
@@ -325,8 +332,9 @@ def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
     for ax, (name, event) in zip(axes, events.items()):
         x, y = series(config, rows, name)
         draw_signal(ax, name, x, y, healthy_range(x, y, best), event)
-        if name == "success":
-            ax.plot(*series(config, rows, "eval"), "o", color="C1", label="evaluation")
+        evaluated_at, evaluations = series(config, rows, "eval")
+        if name == "success" and len(evaluations) > 0:
+            ax.plot(evaluated_at, evaluations, "o", color="C1", label="evaluation")
             ax.legend()
         if lost_at is not None:
             ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
@@ -380,13 +388,13 @@ def best_and_loss(config, rows):  # -> iteration of the best success, of its los
     It is best at iteration 3, and lost at 6: there begin three iterations in a row below half of the best.
     """
     iterations, success = series(config, rows, "success")
-    smooth = forward_means(success, WINDOW)
-    start = smooth.argmax()  # where the best stretch begins: before it success still rose
-    low = extend_if_dead(success, rows) < smooth[start] / 2
-    for i in range(start, len(success)):
-        if low[i:i + LOST_FOR].sum() == LOST_FOR:
-            return iterations[start], iterations[i]
-    return iterations[start], None
+    means = forward_means(success, WINDOW)
+    best = means.argmax()  # where the best stretch begins: before it success still rose
+    below_half = extend_if_dead(success, rows) < means[best] / 2
+    for i in range(best, len(success)):
+        if below_half[i:i + LOST_FOR].sum() == LOST_FOR:
+            return iterations[best], iterations[i]
+    return iterations[best], None
 
 
 def forward_means(y, n):  # of each value and the n - 1 after it; of all, if there are not so many
