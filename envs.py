@@ -497,7 +497,7 @@ def claims(env, thought):  # -> [(what it says, is that true?), ...]
 
 
 # ------------------------------------------------------------------------------------- a world of your own
-WRITABLE = (*MOVES, "Teacher", "Engineer", "Librarian", "Trader")  # actions that the embedded model was taught
+WRITABLE = (*MOVES, "and, about arms of a bandit, Teacher", "Engineer", "Librarian", "Trader")  # what tiny was taught
 NUMBER = (int, float, np.generic)
 
 
@@ -559,7 +559,7 @@ def check(name, tok=None, horizon=10):
         success = of_all_levels(name, find_world(name), horizon, len(EVAL_SEEDS), 1 / 3)[:, :, -1]
     random, optimal = success.mean(axis=0)
     hopeless = int((success[:, 1] == 0).sum())
-    need(optimal > 0, f"{name}: no level can be won in {horizon} actions. Does `won` ever return True, in so many?")
+    need(optimal > 0, f"{name}: no level can be won in {horizon} actions: is `won` True of any state within reach?")
     print(f"{name}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}")
     if hopeless:
         print(f"  {hopeless} of {len(EVAL_SEEDS)} levels cannot be won in so many")
@@ -596,37 +596,48 @@ def check_draw(name, env):
 
 def check_states(name, env, most=100):
     """`outcomes`, `won` and `render` in the states that can be reached from env.state, nearest first."""
-    check_hashable(name, env.state)
-    queue = [(env.state, False)]
-    visited = {env.state}
+    start = env.state
+    check_hashable(name, start)
+    queue = [(start, False)]
+    visited = {start}
     for state, over in queue:  # the list grows while we walk along it
         env.state, env.over = state, over
         text = env.render()
         need(isinstance(text, str) and text.strip(), f"{name}: `render` must return text, it returned {text!r}")
-        claims(env, text)  # `facts` and `claim`, if the world has them
         need("\n\n" not in text, f"{name}: `render` must return one paragraph, without an empty line: {text!r}")
+        claims(env, text)  # `facts` and `claim`, if the world has them
         won = env.won(state)
         need(isinstance(won, (bool, np.bool_)), f"{name}: `won` must return True or False, it returned {won!r}")
+        env.state = start
+        need(env.won(state) == won, f"{name}: `won` must look at its argument, not at self.state")
         if over:
             continue
         for action in env.actions:
-            place = f"{name}: outcomes({state!r}, {action!r})"
-            outcomes = env.outcomes(state, action)
-            shape = isinstance(outcomes, list) and all(len(outcome) == 4 for outcome in outcomes)
-            need(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
-            for chance, _, reward, _ in outcomes:
-                numbers = isinstance(chance, NUMBER) and isinstance(reward, NUMBER) and math.isfinite(reward)
-                need(numbers and 0 <= chance <= 1, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
-            for _, new, _, _ in outcomes:
-                check_hashable(name, new)
-            total = sum(chance for chance, _, _, _ in outcomes)
-            need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
-            same = env.outcomes(state, action) == outcomes and env.state == state
-            need(same, f"{place}: asked twice, it must say the same and change nothing (`step` rolls the dice and moves)")
-            for _, new, _, ends in outcomes:
+            env.state = state
+            for _, new, _, ends in check_outcomes(name, env, action, start):
                 if new not in visited and len(visited) < most:
                     visited.add(new)
                     queue.append((new, ends))
+
+
+def check_outcomes(name, env, action, start):  # -> env.outcomes(env.state, action)
+    state = env.state
+    place = f"{name}: outcomes({state!r}, {action!r})"
+    outcomes = env.outcomes(state, action)
+    shape = isinstance(outcomes, list) and all(len(outcome) == 4 for outcome in outcomes)
+    need(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
+    for chance, new, reward, _ in outcomes:
+        numbers = isinstance(chance, NUMBER) and isinstance(reward, NUMBER) and math.isfinite(reward)
+        need(numbers and 0 <= chance <= 1, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
+        check_hashable(name, new)
+    total = sum(chance for chance, _, _, _ in outcomes)
+    need(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
+    need(env.state == state, f"{place} must not change self.state: `step` rolls the dice and moves")
+    env.state = start
+    same = env.outcomes(state, action) == outcomes
+    need(same, f"{place}: asked again, with another self.state, it must say the same: what it says follows from its "
+         "arguments and the level")
+    return outcomes
 
 
 def check_hashable(name, state):
@@ -640,9 +651,9 @@ def check_words(name, actions, texts, tok):  # -> words of the texts that the to
     for action in actions:
         back = tok.decode(tok(action, add_special_tokens=False).input_ids).strip()
         need(back.lower() == action.lower(), f"{name}: the model cannot write the action {action!r} (its tokenizer "
-             f"makes {back!r} of it): choose others. tiny can write {', '.join(WRITABLE)}")
+             f"makes {back!r} of it): choose others. tiny writes {', '.join(WRITABLE)}")
     words = sorted({word for text in texts for word in text.split()})
-    return [word for word in words if tok.unk_token_id in tok(word, add_special_tokens=False).input_ids]
+    return [word for word in words if set(tok(word, add_special_tokens=False).input_ids) == {tok.unk_token_id}]
 
 
 def to_gymnasium(name, success_rate=1 / 3):

@@ -1096,7 +1096,8 @@ def sum_up(rows, cfg):
         return
     if len(rows) > 1:
         skipped = sum(row.get("updates") == 0 for row in rows)
-        say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; iterations skipped: {skipped}")
+        say(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; "
+            f"iterations with nothing to compare: {skipped}")
     if not is_over(rows, cfg):
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
@@ -1260,7 +1261,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     else:
         cfg.out, *_ = from_all(new_folder(cfg) if RANK == 0 else None)
     rows = [json.loads(line) for line in logs["log.jsonl"].splitlines()]
-    need(len(rows) <= cfg.iterations + 1, f"{cfg.out} has {len(rows) - 1} iterations already")
+    need(len(rows) <= cfg.iterations + 1,
+         f"{cfg.out} has {len(rows) - 1} iterations already; --iterations is their number in all")
     if RANK > 0:
         return cfg, rows
     for name, text in logs.items():  # rows after the checkpoint go: they are made again

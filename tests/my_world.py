@@ -4,8 +4,9 @@
 - Whether the episode is over must follow from the next state alone.
 - Where `draw` returns None (not solvable, say) it is asked again.
 - Unless `split` is False, a quarter of the levels is held out for evaluation.
-- tiny writes only the actions Up, Down, Left, Right, Teacher, Engineer, Librarian, Trader; all words that its vocabulary
-  (tiny/tokenizer.json) lacks look alike to it. Larger models have no such limits.
+- tiny writes the actions Up, Down, Left and Right (Teacher, Engineer, Librarian and Trader only where it reads of arms, as
+  in the bandit); all words that its vocabulary (tiny/tokenizer.json) lacks look alike to it; and it reads the state, not
+  the instruction. Larger models have no such limits.
 """
 import envs
 

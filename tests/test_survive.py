@@ -226,7 +226,7 @@ def test_where_all_end_alike_nothing_is_updated(tmp_path, random_folder, algo, c
                   for path in (random_folder, tmp_path / "run/checkpoint")]
     assert survive.equal(dict(start), dict(end))
     assert rows[1]["updates"] == rows[1]["kept"] == rows[1]["reward_std"] == 0 and "grad_norm" not in rows[1]
-    assert "iterations skipped: 1" in capsys.readouterr().out
+    assert "nothing to compare: 1" in capsys.readouterr().out
 
 
 def test_one_rollout_a_prompt_is_no_reason_to_skip(tmp_path):

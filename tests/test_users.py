@@ -225,8 +225,37 @@ class OutcomeWithoutProbability(Wrong):
         return [(action, 0.0, True)]
 
 
+class Line(Wrong):
+    """Three steps to the right. What is wrong comes with the two classes below."""
+    says = ""
+
+    @staticmethod
+    def draw(rng):
+        return {"prize": "Right"}, 0
+
+    def outcomes(self, state, action):
+        return [(1.0, state + 1, float(state == 2), state == 2)]
+
+    def won(self, state):
+        return state == 3
+
+
+class OutcomesOfSelfState(Line):
+    says = "asked again, with another self.state"
+
+    def outcomes(self, state, action):
+        return [(1.0, self.state + 1, 0.0, self.state == 2)]
+
+
+class WonOfSelfState(Line):
+    says = "`won` must look at its argument"
+
+    def won(self, state):
+        return self.state == 3
+
+
 class OutcomesMoveTheWorld(Wrong):
-    says = "asked twice"
+    says = "must not change self.state"
 
     def outcomes(self, state, action):
         self.state = action
@@ -310,7 +339,8 @@ class SixHundredSymbols(Guess):
         return "O " * 600
 
 
-WRONG = [*Wrong.__subclasses__(), NoWon]
+WRONG = [*Wrong.__subclasses__(), *Line.__subclasses__(), NoWon]
+WRONG.remove(Line)
 
 
 @pytest.mark.parametrize("world", WRONG)
