@@ -44,7 +44,7 @@ from statistics import fmean
 import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels
+EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see `split`)
 MOST_STATES = 20_000  # of a level: more would take hours
 WHERE = r"\b\d (up|down)( and \d (left|right))?|\b\d (left|right)"  # what `offset` returns
 TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
@@ -100,11 +100,10 @@ class Env:
     draw_args = ()    # what `draw` gets besides rng
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # so that `step` fails before `reset`
-    # For the second part of this file, are thoughts true? `facts` is {thing: what is true of it now}, `claim` a regular
-    # expression of what thoughts may say of things.
-    claim = WHERE
+    # For the second part of this file, where thoughts are checked:
+    claim = WHERE  # a regular expression of what they may say of things
 
-    def facts(self):
+    def facts(self):  # -> {thing: what is true of it now}
         return {}
 
     # `reset` and `step` have Gymnasium's form: the observation is what `render` says, info a dict with "success"
@@ -412,6 +411,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
+    # More could exceed Python's recursion limit.
     need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
     outcomes = remembered(env, horizon)
 

@@ -72,7 +72,8 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 CUDA = torch.cuda.is_available()
 RANK = int(os.environ.get("RANK", 0))  # of this process, if torchrun has started several
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
-# As a decorator: on a GPU bf16 inside, the weights stay fp32. NOTE: never one inside another (see gradient_step).
+# As a decorator: on a GPU bf16 inside, the weights stay fp32. NOTE: never one inside another. Until the outermost ends
+# autocast keeps its bf16 copies of the weights, also when an update has changed them.
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 
 
@@ -134,7 +135,7 @@ class Models:
 
 
 # ------------------------------------------------------------------------------------------ a turn in words
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: characters at which none of them begins
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, so that "<think>a<think>b</think>" has none
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
 
@@ -410,7 +411,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         to come, less v  1 - 0.2       = 0.8    1 - 0.3       = 0.7      -       1 - 0.6     = 0.4    as it should
     """
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the last turn
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the last turn, whatever ended it
     for t in reversed(range(value.shape[1])):
         ours = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where the token is not ours
@@ -429,7 +430,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
     says how far two distributions are apart.
 
-    Elsewhere a KL term often stands in the loss. As a reward it has an advantage: a token also pays for the drift that it
+    Elsewhere a KL term often stands in the loss. As a reward it has a merit: a token also pays for the drift that it
     *leads to*. And it would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
     average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
     such as q - 1 - log q with q = pi_ref / pi."""
@@ -542,7 +543,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
     return steps
 
 
-@autocast  # NOTE: a block of its own for each step: until a block ends, autocast keeps bf16 copies of the weights
+@autocast  # NOTE: anew for each step, see there
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
     a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
@@ -653,8 +654,8 @@ def nothing_to_compare(R, cfg):  # (k,N)
 #     evaluate                 plays at temperature 0.5 what was trained at 1
 #     Adam                     divides a step by the usual size of gradients. After a long calm it moves the weights by up
 #                              to 0.1 / sqrt(1 - beta2) learning rates at any gradient that is much longer than usual,
-#                              shortened or not: 3 learning rates at beta2 = 0.999, its default. Our suspect in the Echo
-#                              Trap (README)
+#                              shortened or not: 3 learning rates at beta2 = 0.999, its default; and ten times as far
+#                              until its momentum is spent. Our suspect in the Echo Trap (README)
 
 
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i

@@ -439,10 +439,11 @@ def test_under_autocast_every_update_sees_the_weights_of_the_last_step(folder, m
     assert moved > 0.75 * truth > 0.1, "after the first step they move as in fp32"
 
 
-@pytest.mark.parametrize("beta2, step", [(0.999, 3.16), (0.9, 0.316)])
+@pytest.mark.parametrize("beta2, step, in_all", [(0.999, 3.16, 31.6), (0.9, 0.316, 6.16)])
 @pytest.mark.parametrize("spike", [0.1, 1.0])
-def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, spike):
-    """What README suspects: (1 - beta1) / sqrt(1 - beta2) learning rates, however long the gradient is."""
+def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, in_all, spike):
+    """What README suspects: (1 - beta1) / sqrt(1 - beta2) learning rates, however long the gradient is. Momentum goes on:
+    the k-th step after it is (beta1 / sqrt(beta2))^k of that."""
     weight = torch.zeros(1, requires_grad=True)
     adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, beta2))
     weight.grad = torch.full((1,), 1e-9)
@@ -452,3 +453,8 @@ def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, spike):
     weight.grad = torch.full((1,), spike)
     adam.step()
     assert before - weight.item() == pytest.approx(step, rel=0.01)
+    assert step / (1 - 0.9 / beta2 ** 0.5) == pytest.approx(in_all, rel=0.02)
+    for _ in range(200):
+        weight.grad = torch.zeros(1)
+        adam.step()
+    assert before - weight.item() == pytest.approx(in_all, rel=0.02)
