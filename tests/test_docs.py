@@ -153,13 +153,13 @@ def test_readme_findings_are_those_of_the_ledger():
     _, early, _ = ledger.lost_by_updates(paper.runs_of("trap", "StarPO-S", args))
     _, _, short = ledger.lost_by_updates(paper.runs_of("trap", "PPO, Adam beta2 0.9", args))
     assert f"StarPO-S makes {each_s} updates an iteration, PPO {each}." in section
-    for row in (f"|PPO|{ppo}|the same|", f"|`--starpo-s`|{early}|{late}|", f"|PPO, Adam's beta2 0.9|{short}|the same|"):
+    for row in (f"|PPO|{ppo}|the same|", f"|`--starpo-s`|{early}|{late} (1,600 iterations)|", f"|PPO, Adam's beta2 0.9|{short}|the same|"):
         assert row in section
     assert f"in {ppo.partition(' [')[0]} runs" in section
 
     _, rows = paper.runs_of("trap", "PPO", args)[12]  # the one of the picture
     longest = [row.get("grad_norm_max") for row in rows]
-    assert rows[311]["valid"] == 0 and "a jump to 0.71, at iteration 310," in section and "4.6 at 307," in section
+    assert rows[311]["valid"] == 0 and "a jump to 0.71, at iteration 310," in section and "a larger one, 4.6 at 307," in section
     assert (longest[310], longest[307]) == (pytest.approx(0.71, abs=0.005), pytest.approx(4.6, abs=0.05))
     assert "typically 1.7 at first, later 0.003" in section
     assert [np.median(part) for part in (longest[1:20], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
