@@ -62,7 +62,7 @@ import envs
 import plots
 from envs import UserError, need
 
-FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
+FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (as in the released code) names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2
 MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
 VALUE_CLIP = 0.5  # farthest that a forecast of the critic is pulled in one iteration (released code)
@@ -231,7 +231,7 @@ def take_turn(traj, tok, cfg, ends):
     # An extra, before the world moves: are the thought's claims true? For the log; it pays only with --truth-reward.
     bonus = judge_thought(turn, env, cfg)
     if not turn["valid"]:
-        turn["reward"] += FORMAT_PENALTY  # and nothing moves
+        turn["reward"] += FORMAT_PENALTY  # and nothing moves (released code: known actions beside an unknown one do)
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -368,7 +368,8 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group: was this episode better than others from the same state?
+    """eq. 5: A_i = (R_i - mean) / std of the group (the paper says "batch", its code takes the group): was this episode
+    better than others from the same state?
     (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
 
     NOTE: dividing can teach the wrong thing while the better choice is rare.
@@ -433,7 +434,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     Elsewhere a KL term often stands in the loss. As a reward it has a merit: a token also pays for the drift that it
     *leads to*. And it would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
     average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
-    such as q - 1 - log q with q = pi_ref / pi."""
+    such as q - 1 - log q with q = pi_ref / pi (whose gradient is that of KL(pi_ref || pi))."""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -452,9 +453,9 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): subtract the mean over all tokens, divide by their std.
-    # Why? The policy's loss no longer depends on the scale of rewards: the entropy bonus and MAX_GRAD_NORM mean the
-    # same in every world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same* number,
-    # which changes how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
+    # Why? The policy's loss no longer depends on the scale of all rewards together: the entropy bonus and MAX_GRAD_NORM
+    # mean the same in every world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same*
+    # number, which changes how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
     # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And from batch to batch it
     # has the fault of eq. 5 (see grpo_advantages): one in which a single return differs is stretched to the same size
     # as others. With up to 128 episodes from several prompts that is rarer than in a group of 16.
@@ -463,7 +464,8 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N)
-    """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward.
+    """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward. (That is ours;
+    the released GRPO has log pi - log pi_ref in the loss.)
 
     They are added after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in
     another. (PPO whitens penalties and rewards together, so that the same kl_coef weighs differently there.) No forecast
@@ -526,8 +528,8 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     same, and pull it up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one,
     and it has no gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
 
-    Its price: it may slow forecasts of large returns, near 11 on Sokoban. (It makes no difference to success there:
-    figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
+    Its price: it may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without it, in five
+    seeds: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -633,8 +635,9 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
 
 def nothing_to_compare(R, cfg):  # (k,N)
     """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
-    returns alike? Then differences of A are noise of the critic, which whitening would blow up. (The KL penalty does
-    not act then, either.)"""
+    returns alike? Then differences of A are noise of the critic, which whitening would blow up. So nothing is updated;
+    the KL penalty and the entropy bonus rest, too. (Ours. After ten such iterations a run ends: if it has collapsed, it
+    is not given the time to come back.)"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -653,9 +656,9 @@ def nothing_to_compare(R, cfg):  # (k,N)
 #     updates                  all but the first use episodes of an older policy (step 5); --online-k: of a much older one
 #     evaluate                 plays at temperature 0.5 what was trained at 1
 #     Adam                     divides a step by the usual size of gradients. After a long calm it moves the weights by up
-#                              to 0.1 / sqrt(1 - beta2) learning rates at any gradient that is much longer than usual,
-#                              shortened or not: 3 learning rates at beta2 = 0.999, its default; and ten times as far
-#                              until its momentum is spent. Our suspect in the Echo Trap (README)
+#                              to 0.1 / sqrt(1 - beta2) learning rates at a single gradient that is much longer than
+#                              usual, shortened or not: 3 at beta2 = 0.999, its default, and 32 in all until its momentum
+#                              is spent; 0.3 and 6 at beta2 = 0.9. Our suspect in the Echo Trap (README)
 
 
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
