@@ -57,6 +57,12 @@ def free_critic():
     ragen_mini.VALUE_CLIP = float("inf")
 
 
+def keep_going():
+    """Equal returns are trained on, too (with whitened noise of the critic, entropy bonus and KL penalty), and no run is
+    ended: does a collapsed model come back?"""
+    ragen_mini.nothing_to_compare = lambda R, cfg: False
+
+
 def mutual_information():
     """Training stays as it is; the log gets a column more, measured before the update."""
     iterate, learn = ragen_mini.iterate, ragen_mini.learn
@@ -106,7 +112,8 @@ def thought_ids(traj, start, tok):  # -> tokens of the first turn's thought
 
 
 VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-groups": only_won_groups,
-            "by-trajectory": by_trajectory, "free-critic": free_critic, "mutual-information": mutual_information}
+            "by-trajectory": by_trajectory, "free-critic": free_critic, "keep-going": keep_going,
+            "mutual-information": mutual_information}
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)
