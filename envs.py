@@ -497,7 +497,7 @@ def claims(env, thought):  # -> [(what it says, is that true?), ...]
 
 
 # ------------------------------------------------------------------------------------- a world of your own
-WRITABLE = (*MOVES, "and, about arms of a bandit, Teacher", "Engineer", "Librarian", "Trader")  # what tiny was taught
+WRITABLE = "Up, Down, Left, Right (and, of a bandit's arms, Teacher, Engineer, Librarian, Trader)"  # what tiny was taught
 NUMBER = (int, float, np.generic)
 
 
@@ -651,7 +651,7 @@ def check_words(name, actions, texts, tok):  # -> words of the texts that the to
     for action in actions:
         back = tok.decode(tok(action, add_special_tokens=False).input_ids).strip()
         need(back.lower() == action.lower(), f"{name}: the model cannot write the action {action!r} (its tokenizer "
-             f"makes {back!r} of it): choose others. tiny writes {', '.join(WRITABLE)}")
+             f"makes {back!r} of it): choose others. tiny writes {WRITABLE}")
     words = sorted({word for text in texts for word in text.split()})
     return [word for word in words if set(tok(word, add_special_tokens=False).input_ids) == {tok.unk_token_id}]
 
