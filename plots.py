@@ -403,7 +403,7 @@ def forward_means(y, n):  # of each value and the n - 1 after it; of all, if the
 
 
 def extend_if_dead(y, rows):
-    """A dead run ended since its model could not change any more. It is taken to go on at its last value."""
+    """A dead run ended since its model was no longer changed. It is taken to go on at its last value."""
     if "dead" in rows[-1]:
         return np.append(y, np.full(LOST_FOR, y[-1]))
     return y

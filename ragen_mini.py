@@ -135,7 +135,7 @@ class Models:
 
 
 # ------------------------------------------------------------------------------------------ a turn in words
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, so that "<think>a<think>b</think>" has none
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: no thought inside a thought
 SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.S)
 
 

@@ -303,7 +303,7 @@ def draw_seeds(ax, metric, runs, label, number):
         y = plots.moving_average(y.T).T
         how = f"smoothed, {how}"
     style = plots.DASHES[number % len(plots.DASHES)]
-    if metric.startswith("eval"):
+    if plots.is_eval(metric):
         style += "o"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
     ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
