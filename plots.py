@@ -2,26 +2,12 @@
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
-    python plots.py collapse RUN [RUN ...]  the anatomy of one run, which signal moved first: RUN/collapse.png
-    python plots.py xray RUN                every token of two episodes and what it earned: RUN/xray.html
+    python plots.py collapse RUN ...        the anatomy of a run, which signal moved first: RUN/collapse.png
+    python plots.py xray RUN ...            every token of two episodes and what it earned: RUN/xray.html
 
-How the data look, from small to large:
-
-    metric      a name in METRICS, mostly a column of the log; or "eval sokoban": success on the held-out levels of
-                Sokoban (a run may be evaluated in several worlds)
-    run         (config, rows): config.json, and the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}.
-                Row 0 is of before training: it has an evaluation at most
-    lines       the curves of a panel: {"first run": run, "second run": run}
-    yardsticks  (success of random play, of optimal play) where all runs of a panel have the same; else None
-    panel       (metric, prefix of its title, lines, yardsticks)
-
-The model plays *episodes* of several *turns*: it reads the state, writes a *thought* and an answer, and is rewarded. The
-*return* is the sum of an episode's rewards. An iteration plays *groups* of episodes, those of a group from one initial
-state, and trains on them. A *claim* is what a thought says of the board. The *echo*: the same phrases in every thought.
-
-    lost        ten iterations in a row have less than half of the best success, the highest mean of five iterations.
-                README calls it collapsed
-    dead        ten iterations in a row had nothing to compare, such as equal returns: training has ended by itself
+A *metric* is a column of the log, such as "reward"; METRICS, near the end, lists them. "eval" is success on the held-out
+levels of the world that the run was trained in, "eval sokoban" that on those of Sokoban. What a thought, a turn, a return,
+a group are: README and the top of ragen_mini.py.
 """
 import argparse
 import io
@@ -30,6 +16,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.figure
 import matplotlib.style
@@ -39,138 +26,134 @@ import envs
 from envs import UserError, need
 
 
-# --------------------------------------------------------------------------------------------- what a run logs
-@dataclass
-class Metric:
-    title: str  # what it is, in a few words
-    meaning: str = ""  # more words, or what to look for
-    smooth: bool = True  # drawn as a moving average, else as measured
-    log_axis: bool = False
+# ------------------------------------------------------------------------------------------- a run and its curves
+class Run(NamedTuple):
+    config: dict  # config.json
+    rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
+
+    def series(self, metric):  # -> iterations, values: of the rows that have it
+        if metric == "seconds":
+            x, playing = self.series("seconds_rollout")
+            _, updating = self.series("seconds_update")
+            return x, np.cumsum(playing + updating)
+        name, world = name_and_world(metric)
+        x, y = [], []
+        for row in self.rows:
+            value = row.get(name)
+            if name == "eval" and value is not None:  # a dict: {"sokoban": 0.4, ...}
+                value = value.get(world or self.config["env"])
+            if value is not None:
+                x.append(row["iteration"])
+                y.append(value)
+        return np.array(x), np.array(y, dtype=float)
+
+    def worlds(self):  # in which it was evaluated
+        return list(dict.fromkeys(world for row in self.rows for world in row.get("eval", {})))
+
+    def is_dead(self):  # it ended by itself, since ten iterations in a row had nothing to compare
+        return bool(self.rows) and "dead" in self.rows[-1]
 
 
-DASHBOARD = {
-    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
-    "reward": Metric("return (training)", "where no answer is valid: -0.1, the price of that, times the turns"),
-    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
-    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
-                         smooth=False, log_axis=True),
-    "entropy": Metric("entropy per token", "of the model's choices: falls while it makes up its mind"),
-    "grad_norm": Metric("gradient norm", "small when all is learnt; most later spikes do no harm, one may be the end",
-                        log_axis=True),
-    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far pi, the model, is from the one before training"),
-    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
-    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
-    "distinct": Metric("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
-    "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
-                                 smooth=False),
-    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
-    "seconds": Metric("seconds so far", "no column, but the sum of seconds_rollout and seconds_update",
-                      smooth=False),
-}
-METRICS = DASHBOARD | {
-    "success": Metric("success (training)", "share of won episodes in the rollout"),
-    "grad_norm_max": Metric("largest gradient norm", "of the iteration's updates; grad_norm is their mean",
-                            log_axis=True),
-    "policy_loss": Metric("policy loss", "only its gradient means something"),
-    "value_loss": Metric("value loss", "of the critic's forecasts"),
-    "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
-    "seconds_rollout": Metric("seconds of playing"),
-    "seconds_update": Metric("seconds of the updates"),
-    "updates": Metric("gradient steps", "0: nothing to compare"),
-    "kept": Metric("trajectories that were trained on"),
-    "tokens": Metric("tokens that the model wrote"),
-    "turns": Metric("turns per episode"),
-    "claims": Metric("share of turns whose thought claims something"),
-    "fitting": Metric("share of those turns whose first action is one that the claim names"),
-    "warning": Metric("fewer than half as many valid turns as at its best", "a sign of collapse; written once"),
-    "dead": Metric("ten iterations had nothing to compare", "written once, at the end"),
-}
-
-
-def split(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
+def name_and_world(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
     name, _, world = metric.partition(" ")
     return name, world
 
 
 def is_eval(metric):
-    return split(metric)[0] == "eval"
+    return name_and_world(metric)[0] == "eval"
 
 
-def about(metric):  # -> Metric
-    return METRICS[split(metric)[0]]
+def parse_json(text, where):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where} is damaged ({error})") from error
 
 
-def load(folder):  # -> a run: config, rows
+def load(folder):  # -> Run
     config_file, log_file = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config_file.is_file() and log_file.is_file(), f"{folder} is not the folder of a run")
-    config = dict(json.loads(config_file.read_text()))
+    config = parse_json(config_file.read_text(errors="replace"), config_file)
+    *lines, _ = log_file.read_text(errors="replace").split("\n")  # behind the last end of line: nothing, or half a row
     rows = []
-    text = log_file.read_text(errors="replace").splitlines()
-    for line in text:
-        try:
-            rows.append(dict(json.loads(line)))
-        except ValueError:  # a run that was killed in mid-write: its last line
-            need(len(rows) == len(text) - 1, f"{log_file}: line {len(rows) + 1} is damaged")
-    return config, rows
-
-
-def value_in(row, metric, own_world):  # -> number, or None: this row has none
-    name, world = split(metric)
-    if name == "eval":  # a dict: {"sokoban": 0.4, ...}
-        return row.get("eval", {}).get(world or own_world)
-    if name == "seconds" and "seconds_rollout" in row:
-        return row["seconds_rollout"] + row["seconds_update"]
-    return row.get(name)
-
-
-def series(config, rows, metric):  # -> iterations, values
-    x, y = [], []
-    for row in rows:
-        value = value_in(row, metric, config["env"])
-        if value is not None:
-            x.append(row["iteration"])
-            y.append(value)
-    if metric == "seconds":
-        y = np.cumsum(y)
-    return np.array(x), np.array(y, dtype=float)
+    for number, line in enumerate(lines, 1):
+        rows.append(parse_json(line, f"{log_file}, line {number},"))
+    run = Run(config, rows)
+    try:  # numbers that are none shall be found here, not in the middle of a picture
+        for metric in [*DASHBOARD, *ANATOMY, *(f"eval {world}" for world in run.worlds())]:
+            run.series(metric)
+        need(config.keys() >= {"env", "model", "eval_prompts"}, f"{config_file} is damaged: it lacks settings")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UserError(f"{folder}: a file of the run is damaged ({error!r})") from error
+    return run
 
 
 # ------------------------------------------------------------------------------------------------- the pictures
+@dataclass
+class Panel:
+    metric: str
+    title: str
+    lines: dict  # {label: Run}: one curve each
+    yardsticks: tuple | None  # success of random and of optimal play, where these are the same for all of its runs
+
+
 def curves(folders, out=None):  # -> Path of the picture
     if out is None and len(folders) == 1:
         out = Path(folders[0], "curves.png")
     elif out is None:
-        out = Path("curves.png")
-        number = 1
-        while out.exists():  # it may be a picture of other runs
-            number += 1
-            out = Path(f"curves{number}.png")
+        out = free_name()
     need(Path(out).suffix in (".png", ".pdf", ".svg"), f"--out {out}: end its name in .png, .pdf or .svg")
     labels = [Path(folder).resolve().name for folder in folders]
     if len(set(labels)) < len(labels):  # runs of the same name, in different folders
         labels = [str(folder) for folder in folders]
-    runs = [load(folder) for folder in folders]
-    return dashboard(dict(zip(labels, runs)), Path(out), columns=4)
+    runs = {label: load(folder) for label, folder in zip(labels, folders)}
+    return dashboard(runs, Path(out), columns=4, metrics=DASHBOARD)
 
 
-def dashboard(runs, out, columns, others=DASHBOARD):  # runs: {label: run} -> out
-    """The signs of learning, and of the Echo Trap (README), of one run or several: success in each of their worlds, then
-    those of the other metrics that they have."""
-    wanted = []
-    for _, rows in runs.values():
-        for row in rows:
-            wanted += [f"eval {world}" for world in row.get("eval", {}) if f"eval {world}" not in wanted]
-    wanted += [metric for metric in others if metric != "eval"]
+def free_name():  # curves.png, curves2.png, ...: a picture that is there may be of other runs
+    number = 1
+    out = Path("curves.png")
+    while out.exists():
+        number += 1
+        out = Path(f"curves{number}.png")
+    return out
+
+
+def dashboard(runs, out, columns, metrics):  # runs: {label: Run} -> out
+    """Success in every world in which some run was evaluated, then these metrics, if some run has them."""
+    worlds = list(dict.fromkeys(world for run in runs.values() for world in run.worlds()))
     panels = []
-    for metric in wanted:
-        _, world = split(metric)
-        prefix = f"{envs.title(world)} " if world else ""
-        lines = {label: run for label, run in runs.items() if len(series(*run, metric)[0]) > 0}
+    for metric in [*(f"eval {world}" for world in worlds), *metrics]:
+        lines = {label: run for label, run in runs.items() if len(run.series(metric)[0]) > 0}
         if lines:
-            panels.append((metric, prefix, lines, common_yardsticks(lines.values(), metric)))
+            panels.append(Panel(metric, title_of(metric), lines, common_yardsticks(lines.values(), metric)))
     need(panels, f"{' '.join(runs)}: no iteration is finished, nothing to draw")
-    subjects = {f"{envs.title(config['env'])}, {config['model']}" for config, _ in runs.values()}
-    return draw(" / ".join(sorted(subjects)), panels, out, columns, list(runs))
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
+    return draw(" / ".join(sorted(subjects)), panels, out, columns)
+
+
+def about(metric):  # -> Metric
+    return METRICS[name_and_world(metric)[0]]
+
+
+def title_of(metric):
+    _, world = name_and_world(metric)
+    return f"{envs.title(world)} {about(metric).title}" if world else about(metric).title
+
+
+TEMPLATE = Path(__file__).parent / "figures" / "xray.html"
+
+
+def xray(folder):  # -> Path of the page
+    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
+    file = Path(folder, "xray.json")
+    need(file.is_file(), f"{folder} has no xray.json: it is written at the first checkpoint")
+    episodes = parse_json(file.read_text(), file)
+    data = json.dumps({"title": str(folder), "episodes": episodes})
+    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
+    page = Path(folder, "xray.html")
+    page.write_text(TEMPLATE.read_text(encoding="utf-8").replace("EPISODES", data), encoding="utf-8")
+    return page
 
 
 def live(cfg, rows):
@@ -182,24 +165,9 @@ def live(cfg, rows):
     if len(rows) % 5 != 1 and not finished:  # a picture takes as long as an iteration of a small model
         return
     picture = io.BytesIO()
-    dashboard({"this run": (vars(cfg), rows)}, picture, 3, ("reward", "entropy"))
+    dashboard({"this run": Run(vars(cfg), rows)}, picture, columns=3, metrics=["reward", "entropy"])
     clear_output(wait=True)
     display(Image(picture.getvalue()))
-
-
-TEMPLATE = Path(__file__).parent / "figures" / "xray.html"
-
-
-def xray(folder):  # -> Path of the page
-    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
-    file = Path(folder, "xray.json")
-    need(file.is_file(), f"{folder} has no xray.json: it is written at the first checkpoint")
-    episodes = json.loads(file.read_text())
-    data = json.dumps({"title": str(folder), "episodes": episodes})
-    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
-    page = Path(folder, "xray.html")
-    page.write_text(TEMPLATE.read_text(encoding="utf-8").replace("EPISODES", data), encoding="utf-8")
-    return page
 
 
 # ------------------------------------------------------------------------------------------ how a panel is drawn
@@ -209,10 +177,30 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 DASHES = ("-", "--", "-.", ":")
 
 
+@matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
+def draw(title, panels, out, columns):  # list of Panel -> out
+    fig, axes = grid(len(panels), columns)
+    labels = labels_of(panels)
+    for ax, panel in zip(axes, panels):
+        for label, run in panel.lines.items():
+            draw_run(ax, panel.metric, run, label, labels.index(label))
+        finish_panel(ax, panel)
+    return save(fig, axes, title, out)
+
+
+def grid(count, columns):  # -> figure, list of axes
+    height = math.ceil(count / columns)  # in panels
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
+    return fig, [fig.add_subplot(height, columns, place + 1) for place in range(count)]
+
+
+def labels_of(panels):  # all of them: a line keeps its colour in every panel, also where others are missing
+    return list(dict.fromkeys(label for panel in panels for label in panel.lines))
+
+
 def draw_run(ax, metric, run, label, number):
     """One curve. The number gives colour and dashes."""
-    config, rows = run
-    x, y = series(config, rows, metric)
+    x, y = run.series(metric)
     color = f"C{number}"
     style = DASHES[number % len(DASHES)]
     x_label = "iteration"
@@ -220,43 +208,34 @@ def draw_run(ax, metric, run, label, number):
         y = moving_average(y)
         x_label = "iteration (smoothed)"
     if is_eval(metric):
-        style += "o"
+        style += "o"  # a dot for each evaluation
         x_label = "iteration (95% interval)"
-        low, high = np.array([envs.interval(p, config["eval_prompts"]) for p in y]).T
+        low, high = np.array([envs.interval(p, run.config["eval_prompts"]) for p in y]).T
         ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     ax.plot(x, y, style, color=color, lw=2, label=label)
     ax.set_xlabel(x_label)
 
 
-@matplotlib.style.context(STYLE)
-def draw(title, panels, out, columns, labels, draw_line=draw_run):  # panels: see the top -> out
-    """`labels` are those of all panels: a line keeps its colour in every panel, also where others are missing. (The lines
-    of figures/paper.py are means over several seeds: it has a draw_line of its own.)"""
-    height = math.ceil(len(panels) / columns)  # in panels
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
+def finish_panel(ax, panel):
+    if is_eval(panel.metric):
+        ax.set_ylim(0, 1.02)
+    if panel.yardsticks is not None:
+        draw_yardsticks(ax, *panel.yardsticks)
+    if about(panel.metric).log_axis:
+        use_log_axis(ax)
+    ax.set_title(panel.title)
+
+
+def save(fig, axes, title, out):  # -> out
     shown = []
-    for place, panel in enumerate(panels, 1):
-        ax = fig.add_subplot(height, columns, place)
-        draw_panel(ax, *panel, labels, draw_line)
+    for ax in axes:
         _, names = ax.get_legend_handles_labels()
-        if names != shown:  # the same lines as in the panel before need no second legend
+        if names and names != shown:  # the same lines as in the panel before need no second legend
             ax.legend()
         shown = names
     fig.suptitle(title, fontsize=11)
     fig.savefig(out, dpi=90)
     return out
-
-
-def draw_panel(ax, metric, prefix, lines, yardsticks, labels, draw_line):
-    for label, line in lines.items():
-        draw_line(ax, metric, line, label, labels.index(label))
-    if is_eval(metric):
-        ax.set_ylim(0, 1.02)
-    if yardsticks is not None:
-        draw_yardsticks(ax, *yardsticks)
-    if about(metric).log_axis:
-        use_log_axis(ax)
-    ax.set_title(prefix + about(metric).title)
 
 
 def use_log_axis(ax):
@@ -280,8 +259,8 @@ def draw_yardsticks(ax, random, optimal):
 def common_yardsticks(runs, metric):  # -> random, optimal: where they are the same for all of these runs; else None
     if not is_eval(metric):
         return None
-    _, world = split(metric)
-    found = {yardsticks_of(config, world or config["env"]) for config, _ in runs}
+    _, world = name_and_world(metric)
+    found = {yardsticks_of(run.config, world or run.config["env"]) for run in runs}
     return found.pop() if len(found) == 1 else None
 
 
@@ -305,94 +284,101 @@ def moving_average(y, decay=0.8):
     return np.array(averages)
 
 
-# -------------------------------------------------------------------- when was a run lost, and what moved before?
+# ------------------------------------------------------------------ when did a run collapse, and what moved before?
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
-WINDOW = 5  # the best success is the highest mean of so many iterations: one lucky rollout is not the best
-LOST_FOR = 10  # so many iterations in a row below half of the best: lost, not a dip
-HISTORY = 20  # values before a point that tell what is usual there
+WINDOW = 5  # the best success is the highest mean of this many iterations: one lucky rollout is not the best
+COLLAPSED_FOR = 10  # this many iterations in a row below half of the best are a collapse, fewer a dip
+HISTORY = 20  # this many values before a point tell what is usual there
 MIN_HISTORY = 5  # fewer tell nothing
-OUTSIDE_FOR = 3  # values in a row outside its healthy range: the signal has left it
-SPIKE = 5  # or one value above so many times the median of its history
+OUTSIDE_FOR = 3  # this many values in a row outside its healthy range: the signal has left it
+SPIKE = 5  # or one value above this many times the median of its history
+
+
+@dataclass
+class Signal:
+    metric: str
+    x: np.ndarray  # iterations
+    y: np.ndarray  # values
+    healthy: tuple | None  # lowest, highest value in healthy times; None: success was best too early to tell
+    left_at: int | None = None  # iteration at which it left that range, before the collapse; None: it did not
+    how: str = ""  # then: "outside" or "spike"
 
 
 def collapse(folder):  # -> Path of the picture
-    config, rows = load(folder)
-    enough = len(series(config, rows, "success")[0]) >= HISTORY
+    run = load(folder)
+    enough = len(run.series("success")[0]) >= HISTORY
     need(enough, f"{folder}: its log is shorter than {HISTORY} iterations, or has no column success")
-    return draw_anatomy(config, rows, Path(folder, "collapse.png"))
+    return draw_anatomy(run, Path(folder, "collapse.png"))
 
 
 @matplotlib.style.context(STYLE)
-def draw_anatomy(config, rows, out, signals=ANATOMY):  # -> out
-    """One run, its signals stacked on one axis. Green: a signal's healthy range. Red: what left_range says."""
-    best, lost_at, events = anatomy(config, rows, signals)
-    end = rows[-1]["iteration"]
-    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(events) + 1), layout="constrained")
-    axes = fig.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, (name, event) in zip(axes, events.items()):
-        x, y = series(config, rows, name)
-        draw_signal(ax, name, x, y, healthy_range(x, y, best), event)
-        evaluated_at, evaluations = series(config, rows, "eval")
-        if name == "success" and len(evaluations) > 0:
-            ax.plot(evaluated_at, evaluations, "o", color="C1", label="evaluation")
-            ax.legend()
-        if lost_at is not None:
-            ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
+def draw_anatomy(run, out, metrics=ANATOMY):  # -> out
+    """The signals of one run stacked on one axis. Green: healthy range. Red: left it. Grey: from the collapse on."""
+    best_at, collapsed_at, signals = anatomy(run, metrics)
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
+    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, signal in zip(axes, signals):
+        draw_signal(ax, signal)
+        if collapsed_at is not None:
+            ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     axes[-1].set_xlabel("iteration")
-    lost = "not lost" if lost_at is None else f"lost at {lost_at} (grey)"
-    world = envs.title(config["env"])
-    meaning = "Green: range until then; red: left, or a spike"
-    fig.suptitle(f"{world}: success is best at {best}, {lost}. {meaning}", fontsize=9.5)
+    course = f"success is best at {best_at}, no collapse"
+    if collapsed_at is not None:
+        course = f"success is best at {best_at}, collapsed at {collapsed_at} (grey)"
+    world = envs.title(run.config["env"])
+    fig.suptitle(f"{world}: {course}. Green: range until the best; red: it is left", fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
 
 
-def draw_signal(ax, name, x, y, healthy, event):
-    ax.set_title(about(name).title, loc="left")
-    ax.plot(x, y, color="C0", lw=1)
-    if about(name).log_axis:
+def draw_signal(ax, signal):
+    title = about(signal.metric).title
+    ax.plot(signal.x, signal.y, color="C0", lw=1)
+    if about(signal.metric).log_axis:
         use_log_axis(ax)
-    if healthy is not None:
+    if signal.healthy is None:
+        title += " (best too early: no range to compare with)"
+    else:
         limits = ax.get_ylim()
-        ax.axhspan(*healthy, color="tab:green", alpha=0.12, lw=0)
+        ax.axhspan(*signal.healthy, color="tab:green", alpha=0.12, lw=0)
         ax.set_ylim(limits)  # the range may be wider than the curve
-    if event is not None:
-        iteration, how = event
-        ax.axvline(iteration, color="tab:red", lw=1.5)
-        ax.annotate(f" {iteration} ({how})", (iteration, 0.85), xycoords=("data", "axes fraction"), color="tab:red")
+    if signal.left_at is not None:
+        ax.axvline(signal.left_at, color="tab:red", lw=1.5)
+        ax.annotate(f" {signal.left_at} ({signal.how})", (signal.left_at, 0.85), xycoords=("data", "axes fraction"),
+                    color="tab:red")
+    ax.set_title(title, loc="left")
 
 
-def anatomy(config, rows, signals=ANATOMY):
-    """-> iteration of the best success; of its loss, or None; {signal: what left_range says}. There None also stands for
-    what moved only with the loss, or after it. For example 28, 311, {"entropy": (175, "spike"), "valid": None}."""
-    best, lost_at = best_and_loss(config, rows)
-    events = {}
-    for name in signals:
-        x, y = series(config, rows, name)
+def anatomy(run, metrics=ANATOMY):  # -> iteration of the best success, of the collapse (or None), list of Signal
+    best_at, collapsed_at = best_and_collapse(run)
+    signals = []
+    for metric in metrics:
+        x, y = run.series(metric)
         if len(x) < HISTORY:
             continue
-        event = left_range(x, y, best)
-        if event is not None and lost_at is not None and event[0] >= lost_at:
-            event = None
-        events[name] = event
-    return best, lost_at, events
+        signal = Signal(metric, x, y, healthy_range(x, y, best_at))
+        left_at, how = left_range(signal, best_at)
+        if left_at is not None and (collapsed_at is None or left_at < collapsed_at):  # later is no forerunner
+            signal.left_at, signal.how = left_at, how
+        signals.append(signal)
+    return best_at, collapsed_at, signals
 
 
-def best_and_loss(config, rows):  # -> iteration of the best success, of its loss (or None)
-    """With WINDOW = 2 and LOST_FOR = 3, to be short:
+def best_and_collapse(run):  # -> iteration of the best success, of the collapse (or None)
+    """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
 
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
 
-    It is best at iteration 3, and lost at 6: there begin three iterations in a row below half of the best.
+    It is best at iteration 3, and collapses at 6: there begin three iterations in a row below half of the best.
     """
-    iterations, success = series(config, rows, "success")
+    iterations, success = run.series("success")
     means = forward_means(success, WINDOW)
     best = means.argmax()  # where the best stretch begins: before it success still rose
-    below_half = extend_if_dead(success, rows) < means[best] / 2
+    below_half = extend_if_dead(success, run) < means[best] / 2
     for i in range(best, len(success)):
-        if below_half[i:i + LOST_FOR].sum() == LOST_FOR:
+        if in_a_row(below_half, i, COLLAPSED_FOR):
             return iterations[best], iterations[i]
     return iterations[best], None
 
@@ -402,42 +388,94 @@ def forward_means(y, n):  # of each value and the n - 1 after it; of all, if the
     return np.convolve(y, np.ones(n) / n, "valid")
 
 
-def extend_if_dead(y, rows):
-    """A dead run ended since its model was no longer changed. It is taken to go on at its last value."""
-    if "dead" in rows[-1]:
-        return np.append(y, np.full(LOST_FOR, y[-1]))
+def extend_if_dead(y, run):
+    """A dead run was ended because nothing changed its model any more. So it is taken to go on at its last value."""
+    if run.is_dead():
+        return np.append(y, np.full(COLLAPSED_FOR, y[-1]))
     return y
 
 
-def healthy_range(x, y, best):  # iterations, values, iteration of the best success -> low, high; or None
+def in_a_row(flags, i, n):  # are n of them true, from the i-th on?
+    return flags[i:i + n].sum() == n
+
+
+def healthy_range(x, y, best_at):  # -> lowest, highest; or None
     """The range of the last HISTORY values up to the best, widened by half its width on each side."""
-    healthy = y[x <= best][-HISTORY:]
+    healthy = y[x <= best_at][-HISTORY:]
     if len(healthy) < MIN_HISTORY:  # the best came too early
         return None
     margin = (healthy.max() - healthy.min()) / 2
     return healthy.min() - margin, healthy.max() + margin
 
 
-def left_range(x, y, best):  # -> (the first iteration after the best that is not healthy, "outside" or "spike"), or None
+def left_range(signal, best_at):  # -> the first iteration after the best that is not healthy, how; or None, ""
     """A signal has left its range where OUTSIDE_FOR values in a row lie outside, above or below, or where one is above
     SPIKE times the median of the HISTORY values that precede it, even inside the range.
 
     The rule is a rough one. A signal that was falling already before the best has a wide range, and may go on falling
     inside it, unseen. Different thoughts, the echo itself, are often such a signal: look at the curve. And in healthy
-    runs, too, a signal may leave the range that it had while the task was learnt: compare with runs that were not
-    lost."""
-    healthy = healthy_range(x, y, best)
-    if healthy is None:
-        return None
-    low, high = healthy
+    runs, too, a signal may leave the range that it had while the task was learnt: compare with runs that did not
+    collapse."""
+    if signal.healthy is None:
+        return None, ""
+    x, y = signal.x, signal.y
+    low, high = signal.healthy
     outside = (y < low) | (y > high)
-    for i in range(np.searchsorted(x, best, side="right"), len(y)):
-        if outside[i:i + OUTSIDE_FOR].sum() == OUTSIDE_FOR:
+    for i in range(np.searchsorted(x, best_at, side="right"), len(y)):
+        if in_a_row(outside, i, OUTSIDE_FOR):
             return x[i], "outside"
         usual = np.median(y[max(0, i - HISTORY):i])
         if usual > 0 and y[i] > SPIKE * usual:
             return x[i], "spike"
-    return None
+    return None, ""
+
+
+# ---------------------------------------------------------------------------------- the columns of a log, in words
+@dataclass
+class Metric:
+    title: str  # what it is, in a few words
+    meaning: str = ""  # more words, or what to look for
+    smooth: bool = True  # drawn as a moving average, else as measured
+    log_axis: bool = False
+
+
+DASHBOARD = {  # beside success on held-out levels
+    "reward": Metric("mean return (training)", "-0.1 a turn if no answer is valid"),
+    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
+    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
+                         smooth=False, log_axis=True),
+    "entropy": Metric("entropy per token", "of the model's choices: falls while it makes up its mind"),
+    "grad_norm": Metric("gradient norm", "small when all is learnt; most later spikes do no harm, one may be the end",
+                        log_axis=True),
+    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far the model is from the one before training"),
+    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
+    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": Metric("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
+    "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
+                                 smooth=False),
+    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
+    "seconds": Metric("seconds so far", "no column, but the sum of seconds_rollout and seconds_update",
+                      smooth=False),
+}
+METRICS = DASHBOARD | {
+    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
+    "success": Metric("success (training)", "share of won episodes in the rollout"),
+    "grad_norm_max": Metric("largest gradient norm", "of the iteration's updates; grad_norm is their mean",
+                            log_axis=True),
+    "policy_loss": Metric("policy loss", "only its gradient means something"),
+    "value_loss": Metric("value loss", "of the critic's forecasts"),
+    "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
+    "seconds_rollout": Metric("seconds of playing"),
+    "seconds_update": Metric("seconds of the updates"),
+    "updates": Metric("gradient steps", "0: nothing to compare"),
+    "kept": Metric("trajectories that were trained on"),
+    "tokens": Metric("tokens that the model wrote"),
+    "turns": Metric("turns per episode"),
+    "claims": Metric("share of turns whose thought claims something"),
+    "fitting": Metric("share of those turns whose first action is one that the claim names"),
+    "warning": Metric("fewer than half as many valid turns as at its best", "a sign of collapse; written once"),
+    "dead": Metric("ten iterations had nothing to compare", "written once, at the end"),
+}
 
 
 # --------------------------------------------------------------------------------------------- the command line
@@ -473,11 +511,6 @@ def main(argv=None):
                 print(xray(folder))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        said = " ".join(str(error).split())
-        print(f"{' '.join(args.folders)}: a file of the run is damaged, or plots.py is wrong ({type(error).__name__}: "
-              f"{said})", file=sys.stderr)
         sys.exit(2)
 
 

@@ -7,6 +7,7 @@ Every claim is a row of paper.json. Its measure gives one number a seed (worlds 
     kind "same"     the claim is that there is no difference: is the whole 95% interval within -bound..bound?
     kind "often"    is a thing that a run has or has not seen in more than the share `bound` of the seeds? Exact binomial
 
+*Lost*: what plots.py calls a collapse. (A run that never learns, and loses what it could do before, counts, too.)
 Thirty tests at 5% find something where nothing is; Holm's correction keeps the chance of even one such error at 5%.
 """
 import functools
@@ -18,94 +19,91 @@ import plots
 
 
 # ------------------------------------------------------------------------------------------ measures of one run
-def curve(config, rows, metric):
-    return plots.series(config, rows, metric)[1]
+def curve(run, metric):
+    return run.series(metric)[1]
 
 
-def mean(config, rows, metric):  # over training: speed and height of learning in one number
-    return curve(config, rows, metric).mean()
+def mean(run, metric):  # over training: speed and height of learning in one number
+    return curve(run, metric).mean()
 
 
-def end(config, rows, metric):
-    return curve(config, rows, metric)[-1]
+def end(run, metric):
+    return curve(run, metric)[-1]
 
 
-def early_gain(config, rows, metric):  # the best value of the first half, less the first value
-    y = curve(config, rows, metric)
+def early_gain(run, metric):  # the best value of the first half, less the first value
+    y = curve(run, metric)
     return max(y[:len(y) // 2 + 1]) - y[0]
 
 
-def fall(config, rows, metric):  # the mean of the first quarter, less that of the last
-    y = curve(config, rows, metric)
+def fall(run, metric):  # the mean of the first quarter, less that of the last
+    y = curve(run, metric)
     quarter = max(1, len(y) // 4)
     return y[:quarter].mean() - y[-quarter:].mean()
 
 
-def above_random(config, rows, metric):  # at the end
-    random, _ = plots.yardsticks_of(config, metric.split()[1])
-    return end(config, rows, metric) - random
+def above_random(run, metric):  # at the end
+    random, _ = plots.yardsticks_of(run.config, metric.split()[1])
+    return end(run, metric) - random
 
 
-def held(config, rows, metric):
+def held(run, metric):
     """The share of the planned iterations before success was lost; 1: it was not. A run that loses what it could do
     before training, and never learns, counts as lost."""
-    _, lost_at = plots.best_and_loss(config, rows)
-    return 1.0 if lost_at is None else lost_at / config["iterations"]
+    _, lost_at = plots.best_and_collapse(run)
+    return 1.0 if lost_at is None else lost_at / run.config["iterations"]
 
 
-def warned(config, rows, metric):
+def warned(run, metric):
     """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost, or
     its best was so early that there is no earlier range."""
-    best, lost_at, left = plots.anatomy(config, rows)
-    if lost_at is None or best < plots.MIN_HISTORY:
+    best_at, lost_at, signals = plots.anatomy(run, [metric])
+    if lost_at is None or best_at < plots.MIN_HISTORY:
         return math.nan
-    if left.get(metric) is None:
-        return 0.0
-    left_at, _ = left[metric]
-    return float(lost_at - left_at >= 3)
+    return float(any(signal.left_at is not None and lost_at - signal.left_at >= 3 for signal in signals))
 
 
-def lost(config, rows, metric):
-    _, lost_at = plots.best_and_loss(config, rows)
+def lost(run, metric):
+    _, lost_at = plots.best_and_collapse(run)
     return float(lost_at is not None)
 
 
-def updates_until_lost(config, rows):  # -> number of gradient steps; inf: it was not lost
-    _, lost_at = plots.best_and_loss(config, rows)
+def updates_until_lost(run):  # -> number of gradient steps; inf: it was not lost
+    _, lost_at = plots.best_and_collapse(run)
     if lost_at is None:
         return math.inf
-    return sum(row.get("updates", 0) for row in rows if row["iteration"] < lost_at)
+    return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_at)
 
 
-def trapped(config, rows, metric):
+def trapped(run, metric):
     """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; the
     valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
-    iterations, success = plots.series(config, rows, "success")
-    success = plots.extend_if_dead(success, rows)
+    iterations, success = run.series("success")
+    success = plots.extend_if_dead(success, run)
     smooth = plots.forward_means(success, plots.WINDOW)
     place = smooth.argmax()
     since = iterations[place]
     gain = smooth[place] - success[0]
     lost_half = smooth[place:] < smooth[place] - gain / 2
-    for_long = plots.forward_means(lost_half, plots.LOST_FOR).max() > 0.99  # all of them
-    silent = lowest(config, rows, "valid", since) < 0.1
-    alike = lowest(config, rows, "reward_std", since) < 0.05 * rows[1]["reward_std"]
-    spike = largest_jump(config, rows, since) >= plots.SPIKE
+    for_long = plots.forward_means(lost_half, plots.COLLAPSED_FOR).max() > 0.99  # all of them
+    silent = lowest(run, "valid", since) < 0.1
+    alike = lowest(run, "reward_std", since) < 0.05 * run.rows[1]["reward_std"]
+    spike = largest_jump(run, since) >= plots.SPIKE
     return float(gain >= 0.3 and for_long and (silent or alike) and spike)
 
 
-def lowest(config, rows, metric, since):  # the lowest mean of ten iterations in a row
-    iterations, y = plots.series(config, rows, metric)
-    y = plots.extend_if_dead(y[iterations >= since], rows)
-    return plots.forward_means(y, plots.LOST_FOR).min()
+def lowest(run, metric, since):  # the lowest mean of ten iterations in a row
+    iterations, y = run.series(metric)
+    y = plots.extend_if_dead(y[iterations >= since], run)
+    return plots.forward_means(y, plots.COLLAPSED_FOR).min()
 
 
-def largest_jump(config, rows, since):
+def largest_jump(run, since):
     """A gradient of one update over what is usual for one: the longest of an iteration over the median, of the 20
     iterations before, of their mean lengths. (The lengths of single updates are not in the log; their median is below
     their mean.) A weak condition: healthy runs meet it, too."""
-    iterations, longest = plots.series(config, rows, "grad_norm_max")
-    _, means = plots.series(config, rows, "grad_norm")
+    iterations, longest = run.series("grad_norm_max")
+    _, means = run.series("grad_norm")
     jumps = [0.0]
     for i in range(plots.HISTORY, len(longest)):
         if iterations[i] >= since:
@@ -273,13 +271,12 @@ def verdict(claim, answer, p, samples):  # p: corrected
 
 
 def lost_by_updates(runs, horizons=(1600, 6400)):  # -> cells: updates an iteration, k of n [interval] for each
-    lost_after = np.array([updates_until_lost(*run) for run in runs])
-    config, _ = runs[0]
-    each = max(row.get("updates", 0) for _, rows in runs for row in rows)
+    lost_after = np.array([updates_until_lost(run) for run in runs])
+    each = max(row.get("updates", 0) for run in runs for row in run.rows)
     cells = [str(each)]
     for horizon in horizons:
         cell = "-"
-        if each * config["iterations"] >= horizon:  # else they were not planned to make so many
+        if each * runs[0].config["iterations"] >= horizon:  # else they were not planned to make so many
             k, n = int((lost_after < horizon).sum()), len(runs)
             low, high = exact_interval(k, n)
             cell = f"{k} of {n} [{low:.2f}, {high:.2f}]"

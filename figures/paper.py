@@ -29,6 +29,7 @@ import time
 import zlib
 from pathlib import Path
 
+import matplotlib.style
 import numpy as np
 from tqdm import tqdm
 
@@ -41,10 +42,11 @@ import envs
 import ledger
 import plots
 from envs import UserError, need
+from plots import Panel, Run
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
-           "seconds_rollout", "seconds_update", *plots.DASHBOARD}  # these are packed
+           "seconds_rollout", "seconds_update", "eval", *plots.DASHBOARD}  # these are packed
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # an iteration without updates has none
 # with_survival adds this column, which no log has:
 plots.METRICS["survival"] = plots.Metric("share of seeds that have not lost their success", smooth=False)
@@ -87,20 +89,20 @@ def pairs_of(name):  # -> the (world, method) of a figure or table, or of all cl
     return pairs
 
 
-def runs_of(world, method, args):  # -> (config, rows) of each seed
+def runs_of(world, method, args):  # -> plots.Run of each seed
     packed = unpack(pack_of(world, args))
     runs = []
     for name in jobs(world, method, args):
         need(name in packed, f"{args.model} lacks finished runs of {world}, {method}: add --run")
-        runs.append(count_k_times(*packed[name]))
+        runs.append(count_k_times(packed[name]))
     return runs
 
 
-def count_k_times(config, rows):  # an iteration of Online-k plays k times as many prompts: it counts for k
-    k = config.get("online_k", 1)
-    if k > 1:
-        rows = [row | {"iteration": k * row["iteration"]} for row in rows]
-    return config, rows
+def count_k_times(run):  # an iteration of Online-k plays k times as many prompts: it counts for k
+    k = run.config.get("online_k", 1)
+    if k == 1:
+        return run
+    return Run(run.config, [row | {"iteration": k * row["iteration"]} for row in run.rows])
 
 
 # ----------------------------------------------------------------------------------------------- packed runs
@@ -109,19 +111,19 @@ def pack_of(world, args):  # -> Path
 
 
 @functools.lru_cache  # of `pack` this is undone
-def unpack(file):  # -> {name of the run: (config, rows)}
+def unpack(file):  # -> {name of the run: Run}
     if not file.exists():
         return {}
     lines = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
-    return {line["run"]: (line["config"], to_rows(line["columns"])) for line in lines}
+    return {line["run"]: Run(line["config"], to_rows(line["columns"])) for line in lines}
 
 
 def pack(file, runs):
-    """Add {name: (config, rows)} to the file. Its other runs stay."""
+    """Add {name: Run} to the file. Its other runs stay."""
     lines = []
-    for name, (config, rows) in sorted((unpack(file) | runs).items()):
-        rows = [{key: shorten(row[key]) for key in row if key in COLUMNS} for row in rows]
-        line = {"run": name, "config": config, "columns": to_columns(rows)}
+    for name, run in sorted((unpack(file) | runs).items()):
+        rows = [{key: shorten(row[key]) for key in row if key in COLUMNS} for row in run.rows]
+        line = {"run": name, "config": run.config, "columns": to_columns(rows)}
         lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(".tmp")
@@ -170,18 +172,18 @@ def run_missing(name, args):
               "Ctrl-C stops, the same command goes on", file=sys.stderr)
     train(todo, name, args)
     for folder, (file, _) in missing.items():
-        config, rows = plots.load(folder)
+        run = plots.load(folder)
         for private in ("out", "resume"):
-            del config[private]
-        pack(file, {folder.name: (config, rows)})
+            del run.config[private]
+        pack(file, {folder.name: run})
 
 
 def is_finished(folder):
     try:
-        config, rows = plots.load(folder)
-    except (UserError, ValueError):  # not begun, or killed before its first save
+        run = plots.load(folder)
+    except UserError:  # not begun, or killed before its first save
         return False
-    return len(rows) > config["iterations"] or "dead" in rows[-1]
+    return len(run.rows) > run.config["iterations"] or run.is_dead()
 
 
 def train(todo, name, args):
@@ -265,14 +267,13 @@ def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoba
 
 def figure(name, args):  # -> Markdown of a picture; the link is relative to figures/
     panels = []
-    labels = {}  # of all panels: a dict keeps their order
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
         if metric == "survival":
-            lines = {method: [with_survival(*run) for run in runs] for method, runs in lines.items()}
-        labels.update(dict.fromkeys(lines))
+            lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
         yardsticks = plots.common_yardsticks(sum(lines.values(), []), metric)
-        panels.append((metric, panel_title(world, metric) + ": ", lines, yardsticks))
+        panel_name = f"{panel_title(world, metric)}: {plots.about(metric).title}"
+        panels.append(Panel(metric, panel_name, lines, yardsticks))
     columns = min(3, len(panels))
     if len(panels) % 4 == 0:
         columns = 4
@@ -281,8 +282,19 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         file = f"{name}-{args.iterations}.png"
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
-    plots.draw(title, panels, args.folder / file, columns, list(labels), draw_seeds)
+    draw(title, panels, args.folder / file, columns)
     return f"![{title}]({args.folder.name}/{file})" + caption(name)
+
+
+@matplotlib.style.context(plots.STYLE)
+def draw(title, panels, out, columns):  # as plots.draw, but a line is a list of runs, one a seed
+    fig, axes = plots.grid(len(panels), columns)
+    labels = plots.labels_of(panels)
+    for ax, panel in zip(axes, panels):
+        for label, runs in panel.lines.items():
+            draw_seeds(ax, panel.metric, runs, label, labels.index(label))
+        plots.finish_panel(ax, panel)
+    plots.save(fig, axes, title, out)
 
 
 def draw_seeds(ax, metric, runs, label, number):
@@ -319,12 +331,12 @@ def align_seeds(runs, metric):  # -> iterations that all of these runs have, val
         still training    .2   .3   .4   .6              so that iterations 0 to 3 are common
     """
     by_seed = []  # {iteration: value} of each
-    for config, rows in runs:
-        x, y = plots.series(config, rows, metric)
+    for run in runs:
+        x, y = run.series(metric)
         by_seed.append(dict(zip(x, y)))
     everywhere = sorted(set().union(*by_seed))  # iterations that some run has
-    for values, (_, rows) in zip(by_seed, runs):
-        if values and "dead" in rows[-1]:
+    for values, run in zip(by_seed, runs):
+        if values and run.is_dead():
             fill_after_death(values, everywhere, metric)
     common = [i for i in everywhere if all(i in values for values in by_seed)]
     return common, np.array([[values[i] for i in common] for values in by_seed])
@@ -337,27 +349,26 @@ def fill_after_death(values, iterations, metric):  # values: {iteration: value},
             values[i] = math.nan if metric in OF_UPDATES else values[end]
 
 
-def with_survival(config, rows):  # -> a run with that column
-    _, lost_at = plots.best_and_loss(config, rows)
+def with_survival(run):  # -> Run with that column
+    _, lost_at = plots.best_and_collapse(run)
     new = []
-    for row in rows:
+    for row in run.rows:
         is_lost = lost_at is not None and row["iteration"] >= lost_at
         new.append(row | {"survival": float(not is_lost)})
-    return config, new
+    return Run(run.config, new)
 
 
 def anatomy(name, args):  # -> Markdown of the picture of a run that shows the trap's whole course
     (world, _, methods), = PAPER["figures"][name]["panels"]
     method, = PAPER["sets"][methods]
     runs = runs_of(world, method, args)
-    trapped = [seed for seed, run in enumerate(runs) if ledger.trapped(*run, None)]
+    trapped = [seed for seed, run in enumerate(runs) if ledger.trapped(run, None)]
     need(trapped, f"no run of {world}, {method} shows the whole course")
     seed = PAPER["figures"][name]["seed"]
     if seed not in trapped:  # with another model
         seed = trapped[0]
-    config, rows = runs[seed]
     args.folder.mkdir(parents=True, exist_ok=True)
-    plots.draw_anatomy(config, rows, args.folder / f"{name}.png", PAPER["figures"][name]["signals"])
+    plots.draw_anatomy(runs[seed], args.folder / f"{name}.png", PAPER["figures"][name]["signals"])
     title = PAPER["figures"][name]["title"]
     title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
@@ -374,9 +385,9 @@ def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest s
         head.append(panel_title(world, metric))
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
-            ends = [ledger.end(config, rows, metric) for config, rows in runs]
-            mean = np.mean([ledger.mean(config, rows, metric) for config, rows in runs])
-            random, optimal = plots.yardsticks_of(runs[0][0], metric.split()[1])
+            ends = [ledger.end(run, metric) for run in runs]
+            mean = np.mean([ledger.mean(run, metric) for run in runs])
+            random, optimal = plots.yardsticks_of(runs[0].config, metric.split()[1])
             cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}], {mean:.2f}; {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
@@ -406,11 +417,11 @@ def starts(name, args):  # -> Markdown; a row for each embedded model that has r
                 runs = runs_of(world, method, this)
                 head.append(f"{world}, {method}")
                 if metric == "survival":
-                    k = sum(ledger.lost(*run, None) for run in runs)
+                    k = sum(ledger.lost(run, None) for run in runs)
                     cells.append(f"{k:.0f} of {len(runs)} lost")
                 else:
-                    first = plots.series(*runs[0], metric)[1][0]
-                    ends = [ledger.end(*run, metric) for run in runs]
+                    first = runs[0].series(metric)[1][0]
+                    ends = [ledger.end(run, metric) for run in runs]
                     cells.append(f"{first:.2f} -> {np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]")
         rows.append([folder.name, *cells])
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, rows)
@@ -421,11 +432,11 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
             ends = []
-            for config, rows in runs_of(world, method, args):
-                _, success = plots.series(config, rows, metric)
+            for run in runs_of(world, method, args):
+                _, success = run.series(metric)
                 ends.append(success[-1])
-            low, high = envs.interval(np.mean(ends), config["eval_prompts"])
-            random, optimal = plots.yardsticks_of(config, config["env"])
+            low, high = envs.interval(np.mean(ends), run.config["eval_prompts"])
+            random, optimal = plots.yardsticks_of(run.config, run.config["env"])
             after = f"{np.mean(ends):.2f} [{low:.2f}, {high:.2f}]"
             lines.append(f"- {world.split(',')[0]} ({method}): {success[0]:.2f} -> {after}; random {random:.2f}, "
                          f"optimal {optimal:.2f}")
@@ -440,7 +451,7 @@ def measured(claim, args):  # -> for each of the claim's methods its values by s
     for method in claim["methods"]:
         of_worlds = []
         for world in claim["worlds"]:
-            of_worlds.append([measure(*run, claim.get("metric")) for run in runs_of(world, method, args)])
+            of_worlds.append([measure(run, claim.get("metric")) for run in runs_of(world, method, args)])
         seeds = min(map(len, of_worlds))
         values = np.mean([of_seeds[:seeds] for of_seeds in of_worlds], axis=0)
         samples.append(values[~np.isnan(values)])  # a run that was not lost had nothing to warn of, for example

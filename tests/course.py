@@ -150,7 +150,7 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     import matplotlib.pyplot as plt
     fig, axes = plt.subplots(1, len(columns), figsize=(3 * len(columns), 2.5), layout="constrained")
     for ax, column in zip(axes, columns):
-        curves = {label: plots.series(config, rows, column) for label, (config, rows) in runs.items()}
+        curves = {label: plots.Run(*run).series(column) for label, run in runs.items()}
         for style, (label, (x, y)) in zip(("-o", "--s"), curves.items()):
             ax.plot(x, y, style, ms=2.5, label=label)
         if band:

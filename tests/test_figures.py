@@ -185,8 +185,7 @@ def wait_for(condition):
 def logged(tmp_path):  # -> {name of the run: number of its rows}
     numbers = {}
     for file in tmp_path.glob("runs/tiny/*/log.jsonl"):
-        _, rows = plots.load(file.parent)
-        numbers[file.parent.name] = len(rows)
+        numbers[file.parent.name] = len(plots.load(file.parent).rows)
     return numbers
 
 
@@ -201,7 +200,7 @@ def saved(tmp_path):  # -> {name of the run: number of its rows, how often it wa
 def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     (tmp_path / "gate").touch()
     file = tmp_path / "tiny" / "bandit.jsonl.gz"
-    paper.pack(file, {"another": ({"env": "bandit"}, [{"iteration": 0}])})
+    paper.pack(file, {"another": plots.Run({"env": "bandit"}, [{"iteration": 0}])})
     paper.main(WORDS)
     assert capsys.readouterr().out == "![](tiny/fig5-8.png)\n\n"
     runs = logged(tmp_path).keys()
@@ -268,7 +267,7 @@ def invented(monkeypatch, tmp_path):
                 rows.append({"iteration": i, "eval": success})
                 if i > 0:
                     rows[i] |= looks
-            runs[name] = (vars(cfg), rows)
+            runs[name] = plots.Run(vars(cfg), rows)
     for file, runs in packs.items():
         paper.pack(file, runs)
     return ends
@@ -313,10 +312,10 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
         for row in rows:
             if row["iteration"] not in missing:
                 row["kl"] = row["reward_std"] = float(row["iteration"])
-        runs.append((config, rows))
+        runs.append(plots.Run(config, rows))
     ax = matplotlib.figure.Figure().add_subplot()
-    lines = {"PPO": runs, "GRPO": [(config, []), (config, [])]}
-    plots.draw_panel(ax, "kl", "", lines, None, ["GRPO", "PPO"], paper.draw_seeds)
+    paper.draw_seeds(ax, "kl", runs, "PPO", 1)
+    paper.draw_seeds(ax, "kl", [plots.Run(config, []), plots.Run(config, [])], "GRPO", 0)
     *seeds, line = ax.get_lines()
     assert len(seeds) == 2 and seeds[0].get_linewidth() < line.get_linewidth()
     assert line.get_xdata().tolist() == [1, 3, 4, 7, 8]
@@ -328,7 +327,7 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
     assert line.get_ydata() == pytest.approx(truth)
 
     ax = matplotlib.figure.Figure().add_subplot()
-    plots.draw_panel(ax, "reward_std", "", {"PPO": runs}, None, ["PPO"], paper.draw_seeds)
+    paper.draw_seeds(ax, "reward_std", runs, "PPO", 0)
     assert ax.get_lines()[-1].get_ydata().tolist() == [1, 3, 4, 7, 8], "as measured: an average would hide zeros"
 
 
@@ -336,7 +335,7 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
 
 def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
     """Every number of the ledger and of the tables; every picture is there; and the folder stays small."""
-    monkeypatch.setattr(plots, "draw", lambda *rest: None)  # no shipped picture is touched
+    monkeypatch.setattr(paper, "draw", lambda *rest: None)  # no shipped picture is touched
     paper.main(["all"])
     page = (FIGURES / "CLAIMS.md").read_text()
     assert page.endswith("\n---\n\n" + capsys.readouterr().out)
@@ -354,14 +353,14 @@ def test_a_dead_run_stays_in_the_mean_of_its_seeds():
     config = {"online_k": 1, "env": "bandit"}
     long = [{"iteration": i, "reward": float(i), "eval": {"bandit": 1.0}} for i in range(5)]
     short = [{"iteration": i, "reward": 0.5, "eval": {"bandit": 0.2}} for i in range(3)]
-    x, y = paper.align_seeds([(config, long), (config, short)], "reward")
+    x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "reward")
     assert x == [0, 1, 2], "a run that is not finished is not known"
     short[-1]["dead"] = True
-    x, y = paper.align_seeds([(config, long), (config, short)], "reward")
+    x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "reward")
     assert x == [0, 1, 2, 3, 4] and y.tolist() == [[0, 1, 2, 3, 4], [0.5] * 5]
-    x, y = paper.align_seeds([(config, long), (config, short)], "eval")
+    x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "eval")
     assert y[1].tolist() == [0.2] * 5
     for row in long + short:
         row["kl"] = 1.0
-    x, y = paper.align_seeds([(config, long), (config, short)], "kl")
+    x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "kl")
     assert np.isnan(y[1]).tolist() == [False] * 3 + [True] * 2, "but it has no gradient and no KL any more"

@@ -116,7 +116,7 @@ def run(success, planned=None, **columns):
     rows = [{"iteration": 0}]
     for i, value in enumerate(success, 1):
         rows.append({"iteration": i, "success": value, **{name: y[i - 1] for name, y in columns.items()}})
-    return {"online_k": 1, "env": "bandit", "iterations": planned or len(success)}, rows
+    return plots.Run({"online_k": 1, "env": "bandit", "iterations": planned or len(success)}, rows)
 
 
 def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
@@ -135,53 +135,54 @@ def test_means_of_neighbours():
 
 
 def test_the_whole_course():
-    assert ledger.trapped(*collapsing(), None) == 1
-    assert ledger.lost(*collapsing(), None) == 1
-    assert ledger.held(*collapsing(), None) == pytest.approx(0.6, abs=0.05)
-    assert ledger.trapped(*collapsing(spike=3.0), None) == 0, "no spike"
-    assert ledger.trapped(*collapsing(valid=0.8), None) == 0, "valid turns and in-group std stay"
-    assert ledger.trapped(*collapsing(first=0.8), None) == 0, "a gain of 0.2 only"
-    assert ledger.trapped(*collapsing(last=0.8), None) == 0, "less than half of the gain is lost"
-    assert ledger.trapped(*collapsing(lost_at=95), None) == 0, "for five iterations only"
-    config, rows = collapsing(lost_at=95)
-    rows[-1]["dead"] = True
-    assert ledger.trapped(config, rows, None) == 1, "and it would have stayed so"
+    assert ledger.trapped(collapsing(), None) == 1
+    assert ledger.lost(collapsing(), None) == 1
+    assert ledger.held(collapsing(), None) == pytest.approx(0.6, abs=0.05)
+    assert ledger.trapped(collapsing(spike=3.0), None) == 0, "no spike"
+    assert ledger.trapped(collapsing(valid=0.8), None) == 0, "valid turns and in-group std stay"
+    assert ledger.trapped(collapsing(first=0.8), None) == 0, "a gain of 0.2 only"
+    assert ledger.trapped(collapsing(last=0.8), None) == 0, "less than half of the gain is lost"
+    assert ledger.trapped(collapsing(lost_at=95), None) == 0, "for five iterations only"
+    short = collapsing(lost_at=95)
+    short.rows[-1]["dead"] = True
+    assert ledger.trapped(short, None) == 1, "and it would have stayed so"
     healthy = collapsing(lost_at=101)
-    assert ledger.trapped(*healthy, None) == ledger.lost(*healthy, None) == 0
-    assert ledger.held(*healthy, None) == 1
+    assert ledger.trapped(healthy, None) == ledger.lost(healthy, None) == 0
+    assert ledger.held(healthy, None) == 1
 
 
 def test_losses_are_counted_by_updates():
     """Lost at iteration 60 of 100, after 59 x 30 updates but for a skipped iteration, and a run that is not lost."""
     lost, healthy = collapsing(lost_at=60), collapsing(lost_at=101)
-    for _, rows in (lost, healthy):
-        for row in rows[1:]:
+    for each in (lost, healthy):
+        for row in each.rows[1:]:
             row["updates"] = 30
-    lost[1][7]["updates"] = 0
-    assert ledger.updates_until_lost(*lost) == 58 * 30 == 1740
-    assert ledger.updates_until_lost(*healthy) == math.inf
+    lost.rows[7]["updates"] = 0
+    assert ledger.updates_until_lost(lost) == 58 * 30 == 1740
+    assert ledger.updates_until_lost(healthy) == math.inf
     low, high = ledger.exact_interval(1, 2)
     assert ledger.lost_by_updates([lost, healthy], (1740, 1741, 3001)) == ["30", "0 of 2 [0.00, 0.84]", f"1 of 2 [{low:.2f}, {high:.2f}]", "-"]
 
 
 @pytest.mark.parametrize("moves_at, warned", [(50, 1), (57, 1), (58, 0), (65, 0)])
 def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
-    config, rows = collapsing(lost_at=60)
-    for row in rows[moves_at:]:
+    fallen = collapsing(lost_at=60)
+    for row in fallen.rows[moves_at:]:
         row["entropy"] = 0.1
-    _, lost_at, left = plots.anatomy(config, rows)
-    assert lost_at == 60 and left["entropy"] == ((moves_at, "outside") if moves_at < 60 else None)
+    _, lost_at, signals = plots.anatomy(fallen)
+    left = {signal.metric: (signal.left_at, signal.how) for signal in signals}
+    assert lost_at == 60 and left["entropy"] == ((moves_at, "outside") if moves_at < 60 else (None, ""))
     assert left["grad_norm_max"] == (58, "spike")
-    assert ledger.warned(config, rows, "entropy") == warned
-    assert ledger.warned(config, rows, "reward_std") == 0, "it did not move"
-    assert math.isnan(ledger.warned(*collapsing(lost_at=101), "entropy")), "nothing to warn of"
+    assert ledger.warned(fallen, "entropy") == warned
+    assert ledger.warned(fallen, "reward_std") == 0, "it did not move"
+    assert math.isnan(ledger.warned(collapsing(lost_at=101), "entropy")), "nothing to warn of"
 
 
 def test_simple_measures():
-    config, rows = run([0.2, 0.5, 0.4, 0.1, 0.1, 0.1, 0.1, 2.0])
+    short = run([0.2, 0.5, 0.4, 0.1, 0.1, 0.1, 0.1, 2.0])
     by_hand = {"mean": 3.5 / 8, "end": 2, "early gain": 0.3, "fall": 0.35 - 1.05}
     for name, value in by_hand.items():
-        assert ledger.MEASURES[name](config, rows, "success") == pytest.approx(value), name
+        assert ledger.MEASURES[name](short, "success") == pytest.approx(value), name
 
 
 # -------------------------------------------------------------------------------------- every row can come out either way
@@ -192,10 +193,10 @@ def invented(measure, metric, value):
     if measure == "held":
         return collapsing(lost_at=min(101, 2 + round(value * 100)), n=100)
     if measure == "warned":
-        config, rows = collapsing(lost_at=70, n=120, spike=1.0)
-        for row in rows[60 if value > 0.5 else 80:]:
+        fallen = collapsing(lost_at=70, n=120, spike=1.0)
+        for row in fallen.rows[60 if value > 0.5 else 80:]:
             row[metric] = 1000.0
-        return config, rows
+        return fallen
     y = [value] * 8
     if measure == "early gain":
         y = [0.0] + [value] * 7
@@ -210,7 +211,7 @@ def invented(measure, metric, value):
         rows.append(row)
     config = dict(online_k=1, env="bandit", iterations=8, max_turns=5, max_actions_per_turn=5, max_actions=10,
                   eval_prompts=256, success_rate=0.8)
-    return config, rows
+    return plots.Run(config, rows)
 
 
 @pytest.mark.parametrize("number", range(len(paper.PAPER["claims"])))
@@ -247,7 +248,7 @@ def test_what_the_page_says_of_adams_memory():
     for method in ("PPO, Adam beta2 0.9", "PPO"):
         found = paper.runs_of("trap", method, args)
         runs.append(len(found))
-        lost.append(int(sum(ledger.lost(*run, None) for run in found)))
+        lost.append(int(sum(ledger.lost(run, None) for run in found)))
     assert (lost, runs) == ([1, 11], [10, 13])
 
     def chance(k):  # that of the 12 lost runs so many are among the first ten

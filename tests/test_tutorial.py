@@ -241,10 +241,10 @@ def test_what_moved_first_does_not_hang_on_the_rule():
 
 def test_the_spoilt_runs_show_what_the_text_says():
     runs = course.spoilt_runs()
-    last = {name: plots.series(config, rows, "eval")[1][-1] for name, (config, rows) in runs.items()}
+    last = {name: plots.Run(*run).series("eval")[1][-1] for name, run in runs.items()}
     assert set(runs) == set(course.RUNS)
     assert not course.gained(last["returns"], last["right, grpo"] - 0.2) and course.gained(last["returns"], last["right, grpo"])
     assert not course.gained(last["add_ppo_advantages"], last["right, ppo"])
-    norms = {name: np.mean(plots.series(*runs[name], "grad_norm")[1]) for name in ("right, ppo", "add_ppo_advantages")}
+    norms = {name: np.mean(plots.Run(*runs[name]).series("grad_norm")[1]) for name in ("right, ppo", "add_ppo_advantages")}
     assert norms["add_ppo_advantages"] > 2 * norms["right, ppo"]
-    assert max(plots.series(*runs["sample"], "reward_std")[1]) == 0 and last["take_turn"] < 0.2
+    assert max(plots.Run(*runs["sample"]).series("reward_std")[1]) == 0 and last["take_turn"] < 0.2

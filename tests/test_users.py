@@ -628,13 +628,13 @@ DAMAGE = [  # how, the command, what the user is told
     (last_row(seconds_update="x"), "plots.py curves run", "run: a file of the run is damaged"),
     (text("log.jsonl", ""), "plots.py curves run", "run: no iteration is finished"),
     (text("log.jsonl", "no log"), "plots.py curves run", "run: no iteration is finished"),
-    (text("log.jsonl", '{"iteration": 0}\n{"iter\n{"iteration": 2}'), "plots.py curves run", "run/log.jsonl: line 2 is damaged"),
+    (text("log.jsonl", '{"iteration": 0}\n{"iter\n{"iteration": 2}'), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
-    (text("config.json", ""), "plots.py curves run", "run: a file of the run is damaged"),
+    (text("config.json", ""), "plots.py curves run", "run/config.json is damaged"),
     (text("config.json", "[]"), "plots.py curves run", "run: a file of the run is damaged"),
-    (text("config.json", '{"env": "bandit"}'), "plots.py curves run", "run: a file of the run is damaged"),
-    (survive.put("config.json", rm.TINY / "model.safetensors"), "plots.py curves run", "run: a file of the run is damaged"),
-    (survive.cut("xray.json", 0.9), "plots.py xray run", "run: a file of the run is damaged"),
+    (text("config.json", '{"env": "bandit"}'), "plots.py curves run", "run/config.json is damaged: it lacks settings"),
+    (survive.put("config.json", rm.TINY / "model.safetensors"), "plots.py curves run", "run/config.json is damaged"),
+    (survive.cut("xray.json", 0.9), "plots.py xray run", "run/xray.json is damaged"),
     (survive.delete("xray.json"), "plots.py xray run", "run has no xray.json"),
     (text("checkpoint", ""), "ragen_mini.py --resume run", "trainer.pt does not exist: nothing to go on with"),
     (text("checkpoint", ""), "ragen_mini.py --model run", "--model run cannot be loaded: give a folder"),
@@ -752,7 +752,7 @@ def test_the_live_picture_waits_until_there_is_something_to_draw(monkeypatch, cf
     display = SimpleNamespace(Image=bytes, clear_output=lambda wait: None, display=shown.append)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.setattr(plots, "dashboard", lambda loaded, out, *rest: out.write(b"picture"))
+    monkeypatch.setattr(plots, "dashboard", lambda loaded, out, **rest: out.write(b"picture"))
     plots.live(cfg, [{"iteration": 0}])
     assert not shown
     plots.live(cfg, [{"iteration": i} for i in range(6)])
