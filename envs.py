@@ -1,7 +1,7 @@
 """Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
 
     env = make("sokoban")
-    obs, info = env.reset(seed=7, options={"noise": 3})
+    obs, info = env.reset(seed=7, options={"episode": 3})
 
         # # # # # #
         # _ P _ _ #        P: the player; X: a box, to be pushed onto O, the target; #: walls; _: floor
@@ -14,11 +14,15 @@
     env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
 
-`seed` fixes the level, so that a group of episodes can start alike, to be compared. `noise`, the number of an episode in
-its group, seeds its own dice: slips and pay-outs. Nothing touches a global random state. Every world is a pure function
-of state and action (and of its level), from which `step` merely samples:
+`seed` fixes the level, so that a group of episodes can start alike, to be compared. `episode`, its number in the group,
+seeds its own dice: slips and pay-outs. Nothing touches a global random state. Every world is a pure function of state and
+action (and of its level), from which `step` merely samples:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one that was intended
+
+On the ice a move to the right, from cell (1, 0), may go astray (success_rate 0.8; no hole or goal is near):
+
+    [(0.8, (1, 1), 0.0, False), (0.1, (2, 0), 0.0, False), (0.1, (0, 0), 0.0, False)]
 
 The same function gives `yardsticks`, beside which this project prints every measured success, and `solve`, a shortest
 solution.
@@ -45,8 +49,6 @@ import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see `split`)
-MOST_STATES = 20_000  # of a level: more would take hours
-WHERE = r"\b\d (up|down)( and \d (left|right))?|\b\d (left|right)"  # what `offset` returns
 TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
 
 
@@ -63,6 +65,9 @@ def shift(cell, move, times=1):
     """shift((2, 2), "Up") -> (1, 2)"""
     down, right = MOVES[move]
     return cell[0] + times * down, cell[1] + times * right
+
+
+WHERE = r"\b\d (up|down)( and \d (left|right))?|\b\d (left|right)"  # what `offset` says, as a regular expression
 
 
 def offset(a, b):
@@ -111,9 +116,9 @@ class Env:
         """Without a seed: some level that is not held out."""
         if seed is None:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
-        noise = (options or {}).get("noise", 0)
+        episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, noise, 1])  # the 1: other numbers than those that drew the level
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1: other numbers than those that drew the level
         self.over = False
         return self.render(), {"success": False}
 
@@ -144,164 +149,6 @@ def find_level(world, draw_args, seed):  # -> level, initial state
             return drawn
     raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
                     "Or are there so few levels that none can be held out? Then write split = False")
-
-
-# --------------------------------------------------------------------------------------------------- bandit
-class Bandit(Env):
-    """Two arms, known by names that hint at which is which; one pull. The sure one always pays 0.15 (RAGEN's code: 0.1),
-    the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
-    pays. State: None before the pull, then the name of the arm that was pulled. The seed shuffles the order."""
-    split = False  # there are only two levels
-    claim = "safe|risky"
-
-    def __init__(self, sure, risky):
-        self.sure = sure
-        self.risky = risky
-        self.actions = (sure, risky)
-        self.draw_args = (sure, risky)
-        self.instruction = (
-            "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
-            "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
-
-    @staticmethod
-    def draw(rng, sure, risky):
-        if rng.random() < 0.5:
-            return {"shown": (sure, risky)}, None
-        return {"shown": (risky, sure)}, None
-
-    def outcomes(self, state, action):
-        if action == self.sure:
-            return [(1.0, self.sure, 0.15, True)]
-        return [(0.75, self.risky, 0.0, True), (0.25, self.risky, 1.0, True)]
-
-    def won(self, state):
-        return state == self.risky
-
-    def render(self):
-        if self.state is None:
-            first, second = self.level["shown"]
-            return f"The arms are {first} and {second}."
-        return f"You pulled {self.state}."
-
-    def facts(self):
-        return {self.sure: "safe", self.risky: "risky"}
-
-
-# -------------------------------------------------------------------------------------------------- sokoban
-class Sokoban(Env):
-    """Push every box onto a target: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
-    State: (player, boxes), the boxes sorted. Reward: -0.1 per action, +1 / -1 for a push that puts a box on / takes it
-    off a target, +10 when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
-    actions = tuple(MOVES)
-
-    def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
-        self.size = size
-        self.draw_args = (size, boxes)
-        self.symbols = symbols
-        self.instruction = (
-            "You are solving a Sokoban puzzle. Push every box onto a target by walking into it; it cannot be "
-            "pulled. Symbols: {} wall, {} floor, {} target, {} box, {} box on target, {} you, {} you on "
-            "target. Actions: Up, Down, Left, Right.").format(*symbols)
-
-    @staticmethod
-    def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
-        be solved, and no fewer. In a corridor of four cells with the target at its right end:
-
-            layer 0    P _ _ √    _ P _ √    _ _ P √      solved
-            layer 1    _ P X O
-            layer 2    P _ X O    P X _ O
-
-        Draw k, then a state of layer k. One box: k = 1 to 8; a room without a layer k is given up together with its k, so
-        that small k survive more often: the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most
-        often both must be moved."""
-        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
-        if len(floor) <= 3 * boxes:  # hardly any room to push
-            return None
-        places = rng.choice(len(floor), boxes, replace=False)
-        targets = tuple(sorted(floor[i] for i in places))
-        layer = [(player, targets) for player in floor if player not in targets]
-        visited = set(layer)
-        fewest, most = (1, 8) if boxes == 1 else (4, 16)
-        k = rng.integers(fewest, most + 1)
-        for _ in range(k):  # from layer 0 to layer k
-            earlier = set()
-            for state in layer:
-                earlier.update(undo(state, floor))
-            layer = sorted(earlier - visited)  # without those that need fewer
-            visited.update(layer)
-        if not layer:  # this room has no state that needs so many
-            return None
-        return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
-
-    def outcomes(self, state, action):
-        floor, targets = self.level["floor"], self.level["targets"]
-        player, boxes = state
-        to, beyond = shift(player, action), shift(player, action, 2)
-        nothing_moves = [(1.0, state, -0.1, False)]  # but the action is spent
-        if to not in floor:
-            return nothing_moves
-        if to not in boxes:
-            return [(1.0, (to, boxes), -0.1, False)]
-        if beyond not in floor or beyond in boxes:
-            return nothing_moves
-        boxes = tuple(sorted({beyond, *boxes} - {to}))
-        solved = boxes == targets
-        bonus = int(beyond in targets) - int(to in targets) + 10 * int(solved)
-        return [(1.0, (to, boxes), -0.1 + bonus, solved)]
-
-    def won(self, state):
-        return state[1] == self.level["targets"]
-
-    def render(self):
-        wall, floor, target, box, box_on_target, you, you_on_target = self.symbols
-        player, boxes = self.state
-        grid = dict.fromkeys(self.level["floor"], floor)
-        grid.update(dict.fromkeys(boxes, box))
-        grid[player] = you
-        on_target = {floor: target, box: box_on_target, you: you_on_target}
-        for cell in self.level["targets"]:
-            grid[cell] = on_target[grid[cell]]
-        return picture(self.size, grid, wall)
-
-    def facts(self):
-        player, boxes = self.state
-        if len(boxes) > 1:  # which one would be meant?
-            return {}
-        target, = self.level["targets"]
-        return {"box": offset(player, boxes[0]), "target": offset(boxes[0], target)}  # the target as seen from the box
-
-
-def carve(rng, size):  # -> set of cells
-    """The floor: a random walk inside the outer walls that takes in a random neighbour at each step. The length of
-    the walk and the chance of a new direction are gym-sokoban's."""
-    inside = set(itertools.product(range(1, size - 1), repeat=2))
-    cell = tuple(rng.integers(1, size - 1, 2).tolist())
-    moves = list(MOVES)
-    move = "Up"
-    floor = set()
-    for _ in range(int(1.7 * (size + size))):
-        if rng.random() < 0.35:
-            move = moves[rng.integers(4)]
-        if shift(cell, move) in inside:
-            cell = shift(cell, move)
-        neighbour = shift(cell, moves[rng.integers(4)])
-        floor.update({cell, neighbour} & inside)
-    return floor
-
-
-def undo(state, floor):
-    """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
-
-        now  _ P X    before that  P _ X (it walked right)    or    P X _ (it pushed the box to the right)
-    """
-    player, boxes = state
-    for action in MOVES:
-        back, ahead = shift(player, action, -1), shift(player, action)
-        if back in floor and back not in boxes:
-            yield back, boxes
-            if ahead in boxes:
-                yield back, tuple(sorted({player, *boxes} - {ahead}))
 
 
 # ---------------------------------------------------------------------------------------------- frozen lake
@@ -362,6 +209,165 @@ class FrozenLake(Env):
         return {"goal": offset(self.state, self.level["goal"])}
 
 
+# --------------------------------------------------------------------------------------------------- bandit
+class Bandit(Env):
+    """Two arms, known by names that hint at which is which; one pull. The sure one always pays 0.15 (RAGEN's code: 0.1),
+    the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
+    pays. State: None before the pull, then the name of the arm that was pulled. The seed shuffles the order."""
+    split = False  # there are only two levels
+    claim = "safe|risky"
+
+    def __init__(self, sure, risky):
+        self.sure = sure
+        self.risky = risky
+        self.actions = (sure, risky)
+        self.draw_args = (sure, risky)
+        self.instruction = (
+            "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
+            "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
+
+    @staticmethod
+    def draw(rng, sure, risky):
+        if rng.random() < 0.5:
+            return {"shown": (sure, risky)}, None
+        return {"shown": (risky, sure)}, None
+
+    def outcomes(self, state, action):
+        if action == self.sure:
+            return [(1.0, self.sure, 0.15, True)]
+        return [(0.75, self.risky, 0.0, True), (0.25, self.risky, 1.0, True)]
+
+    def won(self, state):
+        return state == self.risky
+
+    def render(self):
+        if self.state is None:
+            first, second = self.level["shown"]
+            return f"The arms are {first} and {second}."
+        return f"You pulled {self.state}."
+
+    def facts(self):
+        return {self.sure: "safe", self.risky: "risky"}
+
+
+# -------------------------------------------------------------------------------------------------- sokoban
+class Sokoban(Env):
+    """Push every box onto a target: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
+    State: (player, boxes), the boxes sorted. Reward: -0.1 per action, +1 / -1 for a push that puts a box on / takes it
+    off a target, +10 when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
+    actions = tuple(MOVES)
+
+    def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
+        self.size = size
+        self.draw_args = (size, boxes)
+        self.symbols = symbols
+        self.instruction = (
+            "You are solving a Sokoban puzzle. Push every box onto a target by walking into it; it cannot be "
+            "pulled. Symbols: {} wall, {} floor, {} target, {} box, {} box on target, {} you, {} you on "
+            "target. Actions: Up, Down, Left, Right.").format(*symbols)
+
+    def outcomes(self, state, action):
+        floor, targets = self.level["floor"], self.level["targets"]
+        player, boxes = state
+        to, beyond = shift(player, action), shift(player, action, 2)
+        nothing_moves = [(1.0, state, -0.1, False)]  # but the action is spent
+        if to not in floor:
+            return nothing_moves
+        if to not in boxes:
+            return [(1.0, (to, boxes), -0.1, False)]
+        if beyond not in floor or beyond in boxes:
+            return nothing_moves
+        boxes = tuple(sorted({beyond, *boxes} - {to}))
+        solved = boxes == targets
+        bonus = int(beyond in targets) - int(to in targets) + 10 * int(solved)
+        return [(1.0, (to, boxes), -0.1 + bonus, solved)]
+
+    def won(self, state):
+        return state[1] == self.level["targets"]
+
+    def render(self):
+        wall, floor, target, box, box_on_target, you, you_on_target = self.symbols
+        player, boxes = self.state
+        grid = dict.fromkeys(self.level["floor"], floor)
+        grid.update(dict.fromkeys(boxes, box))
+        grid[player] = you
+        on_target = {floor: target, box: box_on_target, you: you_on_target}
+        for cell in self.level["targets"]:
+            grid[cell] = on_target[grid[cell]]
+        return picture(self.size, grid, wall)
+
+    def facts(self):
+        player, boxes = self.state
+        if len(boxes) > 1:  # which one would be meant?
+            return {}
+        target, = self.level["targets"]
+        return {"box": offset(player, boxes[0]), "target": offset(boxes[0], target)}  # the target as seen from the box
+
+    # How a level is made: skip it on a first reading, with `carve` and `undo`, which belong to it.
+    @staticmethod
+    def draw(rng, size, boxes):
+        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
+        be solved, and no fewer. In a corridor of four cells with the target at its right end:
+
+            layer 0    P _ _ √    _ P _ √    _ _ P √      solved
+            layer 1    _ P X O
+            layer 2    P _ X O    P X _ O
+
+        Draw k, then a state of layer k. One box: k = 1 to 8; a room without a layer k is given up together with its k, so
+        that small k survive more often: the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most
+        often both must be moved."""
+        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
+        if len(floor) <= 3 * boxes:  # hardly any room to push
+            return None
+        places = rng.choice(len(floor), boxes, replace=False)
+        targets = tuple(sorted(floor[i] for i in places))
+        layer = [(player, targets) for player in floor if player not in targets]
+        visited = set(layer)
+        fewest, most = (1, 8) if boxes == 1 else (4, 16)
+        k = rng.integers(fewest, most + 1)
+        for _ in range(k):  # from layer 0 to layer k
+            earlier = set()
+            for state in layer:
+                earlier.update(undo(state, floor))
+            layer = sorted(earlier - visited)  # without those that need fewer
+            visited.update(layer)
+        if not layer:  # this room has no state that needs so many
+            return None
+        return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
+
+
+def carve(rng, size):  # -> set of cells
+    """The floor: a random walk inside the outer walls that takes in a random neighbour at each step. The length of
+    the walk and the chance of a new direction are gym-sokoban's."""
+    inside = set(itertools.product(range(1, size - 1), repeat=2))
+    cell = tuple(rng.integers(1, size - 1, 2).tolist())
+    moves = list(MOVES)
+    move = "Up"
+    floor = set()
+    for _ in range(int(1.7 * (size + size))):
+        if rng.random() < 0.35:
+            move = moves[rng.integers(4)]
+        if shift(cell, move) in inside:
+            cell = shift(cell, move)
+        neighbour = shift(cell, moves[rng.integers(4)])
+        floor.update({cell, neighbour} & inside)
+    return floor
+
+
+def undo(state, floor):
+    """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
+
+        now  _ P X    before that  P _ X (it walked right)    or    P X _ (it pushed the box to the right)
+    """
+    player, boxes = state
+    for action in MOVES:
+        back, ahead = shift(player, action, -1), shift(player, action)
+        if back in floor and back not in boxes:
+            yield back, boxes
+            if ahead in boxes:
+                yield back, tuple(sorted({player, *boxes} - {ahead}))
+
+
 # ---------------------------------------------------------------------------------------------- names of worlds
 ENVS = {
     "bandit": partial(Bandit, sure="Teacher", risky="Engineer"),
@@ -409,11 +415,14 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
                               sum over outcomes of p times chance(next state, left - 1)
                               (where the episode is over, with left = 0 instead of left - 1)
 
+    Elsewhere this is called a value function. Here the dice are known, so that it can be calculated; PPO's critic must
+    learn a similar one (of the return, of the model's own play) from samples.
+
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
     # More could exceed Python's recursion limit.
     need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
-    outcomes = remembered(env, horizon)
+    outcomes = remembered(env, horizon)  # as env.outcomes, which is asked only once
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
     def chance(state, left, combine):  # of success, with so many actions left
@@ -431,43 +440,6 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     for combine in (fmean, max):
         curves.append([chance(env.state, left, combine) for left in range(horizon + 1)])
     return np.array(curves)
-
-
-def remembered(env, horizon):  # -> a function as env.outcomes, which asks it only once
-    known = {}
-    most = MOST_STATES * len(env.actions)
-
-    def outcomes(state, action):
-        if (state, action) not in known:
-            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
-                 "too many for exact yardsticks: make it smaller, or lower --max-actions")
-            known[state, action] = env.outcomes(state, action)
-        return known[state, action]
-    return outcomes
-
-
-def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
-    """`yardsticks`, averaged over the evaluation levels. (success_rate: of the ice, see FrozenLake.)"""
-    return of_all_levels(name, find_world(name), horizon, levels, success_rate).mean(axis=0)
-
-
-@lru_cache  # `world` is only a key: a class that is defined anew in a notebook is calculated anew
-def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2, horizon + 1)
-    env = make(name, success_rate)
-    curves = []
-    for seed in EVAL_SEEDS[:levels]:
-        env.reset(seed)
-        curves.append(yardsticks(env, horizon))
-    return np.array(curves)
-
-
-def yardsticks_of_run(name, settings):  # -> random, optimal
-    """`mean_yardsticks` for levels and number of actions of a run; `settings`: as in its config.json. Optimal play
-    looks before every action, a model only once a turn: for the model it is an upper bound."""
-    in_turns = settings["max_turns"] * settings["max_actions_per_turn"]
-    horizon = min(settings["max_actions"], in_turns)
-    curves = mean_yardsticks(name, horizon, settings["eval_prompts"], settings["success_rate"])
-    return curves[:, -1]
 
 
 def interval(p, n, z=1.96):
@@ -494,6 +466,47 @@ def claims(env, thought):  # -> [(what it says, is that true?), ...]
             subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target
             found.append((said[0], said[0] == true[subject]))
     return found
+
+
+# ------------------------------------------------------------------- yardsticks of many levels, as a run needs them
+def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3):  # -> (2, horizon + 1)
+    """`yardsticks`, averaged over the evaluation levels. (success_rate: of the ice, see FrozenLake.)"""
+    return of_all_levels(name, find_world(name), horizon, levels, success_rate).mean(axis=0)
+
+
+@lru_cache  # `world` is only a key: a class that is defined anew in a notebook is calculated anew
+def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2, horizon + 1)
+    env = make(name, success_rate)
+    curves = []
+    for seed in EVAL_SEEDS[:levels]:
+        env.reset(seed)
+        curves.append(yardsticks(env, horizon))
+    return np.array(curves)
+
+
+def yardsticks_of_run(name, settings):  # -> random, optimal
+    """`mean_yardsticks` for levels and number of actions of a run; `settings`: as in its config.json. Optimal play
+    looks before every action, a model only once a turn: for the model it is an upper bound."""
+    in_turns = settings["max_turns"] * settings["max_actions_per_turn"]
+    horizon = min(settings["max_actions"], in_turns)
+    curves = mean_yardsticks(name, horizon, settings["eval_prompts"], settings["success_rate"])
+    return curves[:, -1]
+
+
+MOST_STATES = 20_000  # of a level: more would take hours
+
+
+def remembered(env, horizon):  # -> a function as env.outcomes, which asks it only once
+    known = {}
+    most = MOST_STATES * len(env.actions)
+
+    def outcomes(state, action):
+        if (state, action) not in known:
+            need(len(known) < most, f"{type(env).__name__}: {horizon} actions lead to more than {MOST_STATES} states, "
+                 "too many for exact yardsticks: make it smaller, or lower --max-actions")
+            known[state, action] = env.outcomes(state, action)
+        return known[state, action]
+    return outcomes
 
 
 # ------------------------------------------------------------------------------------- a world of your own

@@ -2,12 +2,11 @@
 
     python plots.py curves RUN              a dashboard: RUN/curves.png (or --out FILE.png)
     python plots.py curves RUN RUN ...      several runs overlaid: curves.png here, or curves2.png, ...
-    python plots.py collapse RUN ...        the anatomy of a run, which signal moved first: RUN/collapse.png
+    python plots.py collapse RUN ...        the anatomy of a run: which signal moved first? RUN/collapse.png
     python plots.py xray RUN ...            every token of two episodes and what it earned: RUN/xray.html
 
-A *metric* is a column of the log, such as "reward"; METRICS, near the end, lists them. "eval" is success on the held-out
-levels of the world that the run was trained in, "eval sokoban" that on those of Sokoban. What a thought, a turn, a return,
-a group are: README and the top of ragen_mini.py.
+A *metric* is a column of the log, such as "reward". "eval" is success on held-out levels of the world in which the run
+was trained, "eval sokoban" on those of Sokoban. The top of ragen_mini.py says what thoughts, turns, returns, groups are.
 """
 import argparse
 import io
@@ -26,13 +25,64 @@ import envs
 from envs import UserError, need
 
 
+# ------------------------------------------------------------------------------------------------ what is drawn
+@dataclass
+class Metric:
+    title: str  # what it is, in a few words
+    meaning: str = ""  # more words, or what to look for
+    smooth: bool = True  # drawn as a moving average, else as measured
+    log_axis: bool = False
+
+
+DASHBOARD = {
+    "reward": Metric("mean return (training)", "-0.1 a turn if no answer is valid"),
+    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
+    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
+                         smooth=False, log_axis=True),
+    "entropy": Metric("entropy per token", "of the model's choices: falls while it makes up its mind"),
+    "grad_norm": Metric("gradient norm", "small when all is learnt; most later spikes do no harm, one may be the end",
+                        log_axis=True),
+    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far the model is from the one before training"),
+    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
+    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": Metric("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
+    "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
+                                 smooth=False),
+    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
+    "seconds": Metric("seconds so far", "no column, but the sum of seconds_rollout and seconds_update", smooth=False),
+}
+METRICS = DASHBOARD | {  # these are drawn elsewhere
+    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
+    "success": Metric("success (training)", "share of won episodes in the rollout"),
+    "grad_norm_max": Metric("largest gradient norm", "of the iteration's updates; grad_norm is their mean",
+                            log_axis=True),
+    "value_loss": Metric("value loss", "of the critic's forecasts"),
+    "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
+}
+
+
+def name_and_world(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
+    name, _, world = metric.partition(" ")
+    return name, world
+
+
+def about(metric):  # -> Metric
+    name, _ = name_and_world(metric)
+    return METRICS[name]
+
+
+def is_eval(metric):
+    name, _ = name_and_world(metric)
+    return name == "eval"
+
+
 # ------------------------------------------------------------------------------------------- a run and its curves
 class Run(NamedTuple):
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
-        if metric == "seconds":
+        if metric == "seconds":  # a sum of two columns, over all iterations so far
             x, playing = self.series("seconds_rollout")
             _, updating = self.series("seconds_update")
             return x, np.cumsum(playing + updating)
@@ -54,38 +104,36 @@ class Run(NamedTuple):
         return bool(self.rows) and "dead" in self.rows[-1]
 
 
-def name_and_world(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
-    name, _, world = metric.partition(" ")
-    return name, world
-
-
-def is_eval(metric):
-    return name_and_world(metric)[0] == "eval"
-
-
-def parse_json(text, where):
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{where} is damaged ({error})") from error
-
-
 def load(folder):  # -> Run
     config_file, log_file = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config_file.is_file() and log_file.is_file(), f"{folder} is not the folder of a run")
-    config = parse_json(config_file.read_text(errors="replace"), config_file)
-    *lines, _ = log_file.read_text(errors="replace").split("\n")  # behind the last end of line: nothing, or half a row
+    config = parse_json(config_file)
+    known = isinstance(config, dict) and config.keys() >= {"env", "model", "eval_prompts"}
+    need(known, f"{config_file} is damaged: it lacks settings")
+    *lines, _ = log_file.read_text(errors="replace").split("\n")  # _: nothing, or a row that is still being written
     rows = []
     for number, line in enumerate(lines, 1):
-        rows.append(parse_json(line, f"{log_file}, line {number},"))
-    run = Run(config, rows)
-    try:  # numbers that are none shall be found here, not in the middle of a picture
-        for metric in [*DASHBOARD, *ANATOMY, *(f"eval {world}" for world in run.worlds())]:
-            run.series(metric)
-        need(config.keys() >= {"env", "model", "eval_prompts"}, f"{config_file} is damaged: it lacks settings")
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UserError(f"{folder}: a file of the run is damaged ({error!r})") from error
-    return run
+        try:
+            rows.append(to_row(line))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise UserError(f"{log_file}, line {number}, is damaged ({error!r})") from error
+    return Run(config, rows)
+
+
+def to_row(line):  # -> dict; raises an exception where there is text instead of a number
+    row = json.loads(line)
+    int(row["iteration"])
+    for name, value in (row | row.get("eval", {})).items():
+        if name not in ("eval", "warning"):
+            float(value)
+    return row
+
+
+def parse_json(file):
+    try:
+        return json.loads(file.read_text(errors="replace"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error})") from error
 
 
 # ------------------------------------------------------------------------------------------------- the pictures
@@ -132,45 +180,11 @@ def dashboard(runs, out, columns, metrics):  # runs: {label: Run} -> out
     return draw(" / ".join(sorted(subjects)), panels, out, columns)
 
 
-def about(metric):  # -> Metric
-    return METRICS[name_and_world(metric)[0]]
-
-
 def title_of(metric):
     _, world = name_and_world(metric)
     return f"{envs.title(world)} {about(metric).title}" if world else about(metric).title
 
 
-TEMPLATE = Path(__file__).parent / "figures" / "xray.html"
-
-
-def xray(folder):  # -> Path of the page
-    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
-    file = Path(folder, "xray.json")
-    need(file.is_file(), f"{folder} has no xray.json: it is written at the first checkpoint")
-    episodes = parse_json(file.read_text(), file)
-    data = json.dumps({"title": str(folder), "episodes": episodes})
-    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
-    page = Path(folder, "xray.html")
-    page.write_text(TEMPLATE.read_text(encoding="utf-8").replace("EPISODES", data), encoding="utf-8")
-    return page
-
-
-def live(cfg, rows):
-    """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
-    from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
-    if len(rows) == 1 and "eval" not in rows[0]:  # nothing to draw yet
-        return
-    finished = len(rows) > cfg.iterations or "dead" in rows[-1]  # row 0 is the evaluation before training
-    if len(rows) % 5 != 1 and not finished:  # a picture takes as long as an iteration of a small model
-        return
-    picture = io.BytesIO()
-    dashboard({"this run": Run(vars(cfg), rows)}, picture, columns=3, metrics=["reward", "entropy"])
-    clear_output(wait=True)
-    display(Image(picture.getvalue()))
-
-
-# ------------------------------------------------------------------------------------------ how a panel is drawn
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
@@ -246,16 +260,6 @@ def use_log_axis(ax):
         ax.set_ylim(max(low, floor), high)
 
 
-def draw_yardsticks(ax, random, optimal):
-    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
-    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
-    for level in random, optimal:
-        ax.axhline(level, color="0.4", lw=1, ls=":")
-    style = dict(color="0.3", transform=across, zorder=3, bbox=white)
-    ax.text(0.98, random, f"random {random:.2f}", ha="right", va="bottom", **style)
-    ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
-
-
 def common_yardsticks(runs, metric):  # -> random, optimal: where they are the same for all of these runs; else None
     if not is_eval(metric):
         return None
@@ -271,6 +275,16 @@ def yardsticks_of(config, world):  # -> random, optimal; or None
     if world in envs.BUILT_IN:
         return tuple(envs.yardsticks_of_run(world, config))
     return None
+
+
+def draw_yardsticks(ax, random, optimal):
+    across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
+    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
+    for level in random, optimal:
+        ax.axhline(level, color="0.4", lw=1, ls=":")
+    style = dict(color="0.3", transform=across, zorder=3, bbox=white)
+    ax.text(0.98, random, f"random {random:.2f}", ha="right", va="bottom", **style)
+    ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
 
 
 def moving_average(y, decay=0.8):
@@ -299,9 +313,9 @@ class Signal:
     metric: str
     x: np.ndarray  # iterations
     y: np.ndarray  # values
-    healthy: tuple | None  # lowest, highest value in healthy times; None: success was best too early to tell
+    healthy: tuple | None = None  # lowest, highest value in healthy times; None: success was best too early to tell
     left_at: int | None = None  # iteration at which it left that range, before the collapse; None: it did not
-    how: str = ""  # then: "outside" or "spike"
+    how: str = ""  # "outside" or "spike"
 
 
 def collapse(folder):  # -> Path of the picture
@@ -311,34 +325,39 @@ def collapse(folder):  # -> Path of the picture
     return draw_anatomy(run, Path(folder, "collapse.png"))
 
 
-@matplotlib.style.context(STYLE)
-def draw_anatomy(run, out, metrics=ANATOMY):  # -> out
-    """The signals of one run stacked on one axis. Green: healthy range. Red: left it. Grey: from the collapse on."""
-    best_at, collapsed_at, signals = anatomy(run, metrics)
-    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
-    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, signal in zip(axes, signals):
-        draw_signal(ax, signal)
-        if collapsed_at is not None:
-            ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
-    axes[-1].set_xlabel("iteration")
+def draw_anatomy(run, out):  # -> out
+    best_at, collapsed_at, signals = anatomy(run)
     course = f"success is best at {best_at}, no collapse"
     if collapsed_at is not None:
         course = f"success is best at {best_at}, collapsed at {collapsed_at} (grey)"
+    colors = "green: range until the best; red: the signal leaves it"
+    if all(signal.healthy is None for signal in signals):
+        colors = "the best came too early to know the usual range of a signal"
     world = envs.title(run.config["env"])
-    fig.suptitle(f"{world}: {course}. Green: range until the best; red: it is left", fontsize=9.5)
+    return draw_signals(f"{world}: {course}; {colors}", signals, collapsed_at, out)
+
+
+@matplotlib.style.context(STYLE)
+def draw_signals(title, signals, collapsed_at, out):  # -> out: one below the other, above the same iterations
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
+    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
+    end = max(signal.x[-1] for signal in signals)
+    for ax, signal in zip(axes, signals):
+        draw_signal(ax, signal)
+        if collapsed_at is not None:
+            ax.axvspan(collapsed_at, end, color="0.5", alpha=0.15, lw=0)
+    axes[-1].set_xlabel("iteration")
+    fig.suptitle(title, fontsize=9.5)
     fig.savefig(out, dpi=90)
     return out
 
 
 def draw_signal(ax, signal):
-    title = about(signal.metric).title
     ax.plot(signal.x, signal.y, color="C0", lw=1)
+    ax.set_title(about(signal.metric).title, loc="left")
     if about(signal.metric).log_axis:
         use_log_axis(ax)
-    if signal.healthy is None:
-        title += " (best too early: no range to compare with)"
-    else:
+    if signal.healthy is not None:
         limits = ax.get_ylim()
         ax.axhspan(*signal.healthy, color="tab:green", alpha=0.12, lw=0)
         ax.set_ylim(limits)  # the range may be wider than the curve
@@ -346,7 +365,6 @@ def draw_signal(ax, signal):
         ax.axvline(signal.left_at, color="tab:red", lw=1.5)
         ax.annotate(f" {signal.left_at} ({signal.how})", (signal.left_at, 0.85), xycoords=("data", "axes fraction"),
                     color="tab:red")
-    ax.set_title(title, loc="left")
 
 
 def anatomy(run, metrics=ANATOMY):  # -> iteration of the best success, of the collapse (or None), list of Signal
@@ -356,11 +374,11 @@ def anatomy(run, metrics=ANATOMY):  # -> iteration of the best success, of the c
         x, y = run.series(metric)
         if len(x) < HISTORY:
             continue
-        signal = Signal(metric, x, y, healthy_range(x, y, best_at))
-        left_at, how = left_range(signal, best_at)
-        if left_at is not None and (collapsed_at is None or left_at < collapsed_at):  # later is no forerunner
-            signal.left_at, signal.how = left_at, how
-        signals.append(signal)
+        healthy = healthy_range(x, y, best_at)
+        left_at, how = None, ""
+        if healthy is not None:
+            left_at, how = left_range(x, y, healthy, best_at, collapsed_at)
+        signals.append(Signal(metric, x, y, healthy, left_at, how))
     return best_at, collapsed_at, signals
 
 
@@ -408,85 +426,80 @@ def healthy_range(x, y, best_at):  # -> lowest, highest; or None
     return healthy.min() - margin, healthy.max() + margin
 
 
-def left_range(signal, best_at):  # -> the first iteration after the best that is not healthy, how; or None, ""
-    """A signal has left its range where OUTSIDE_FOR values in a row lie outside, above or below, or where one is above
-    SPIKE times the median of the HISTORY values that precede it, even inside the range.
+def left_range(x, y, healthy, best_at, collapsed_at):  # -> the first iteration that is not healthy, how; or None, ""
+    """Between the best success and the collapse, if there was one. A signal has left its range where OUTSIDE_FOR values
+    in a row lie outside, above or below, or where one is above SPIKE times the median of the HISTORY values that precede
+    it, even inside the range.
 
-    The rule is a rough one. A signal that was falling already before the best has a wide range, and may go on falling
-    inside it, unseen. Different thoughts, the echo itself, are often such a signal: look at the curve. And in healthy
-    runs, too, a signal may leave the range that it had while the task was learnt: compare with runs that did not
-    collapse."""
-    if signal.healthy is None:
-        return None, ""
-    x, y = signal.x, signal.y
-    low, high = signal.healthy
+    The rule is a rough one, and the same for all signals: it says what is unusual, not what is bad. A signal that was
+    falling already before the best has a wide range, and may go on falling inside it, unseen. Different thoughts, the
+    echo itself, are often such a signal: look at the curve. And in healthy runs, too, a signal may leave the range that
+    it had while the task was learnt: compare with runs that did not collapse."""
+    low, high = healthy
     outside = (y < low) | (y > high)
-    for i in range(np.searchsorted(x, best_at, side="right"), len(y)):
+    for i, iteration in enumerate(x):
+        if iteration <= best_at:
+            continue
+        if collapsed_at is not None and iteration >= collapsed_at:
+            break  # it moved with the collapse, or after it
         if in_a_row(outside, i, OUTSIDE_FOR):
-            return x[i], "outside"
+            return iteration, "outside"
         usual = np.median(y[max(0, i - HISTORY):i])
         if usual > 0 and y[i] > SPIKE * usual:
-            return x[i], "spike"
+            return iteration, "spike"
     return None, ""
 
 
-# ---------------------------------------------------------------------------------- the columns of a log, in words
-@dataclass
-class Metric:
-    title: str  # what it is, in a few words
-    meaning: str = ""  # more words, or what to look for
-    smooth: bool = True  # drawn as a moving average, else as measured
-    log_axis: bool = False
+# ---------------------------------------------------------------------------------- a page; a picture that is live
+TEMPLATE = Path(__file__).parent / "figures" / "xray.html"
 
 
-DASHBOARD = {  # beside success on held-out levels
-    "reward": Metric("mean return (training)", "-0.1 a turn if no answer is valid"),
-    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
-    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
-                         smooth=False, log_axis=True),
-    "entropy": Metric("entropy per token", "of the model's choices: falls while it makes up its mind"),
-    "grad_norm": Metric("gradient norm", "small when all is learnt; most later spikes do no harm, one may be the end",
-                        log_axis=True),
-    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far the model is from the one before training"),
-    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
-    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
-    "distinct": Metric("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
-    "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
-                                 smooth=False),
-    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
-    "seconds": Metric("seconds so far", "no column, but the sum of seconds_rollout and seconds_update",
-                      smooth=False),
-}
-METRICS = DASHBOARD | {
-    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
-    "success": Metric("success (training)", "share of won episodes in the rollout"),
-    "grad_norm_max": Metric("largest gradient norm", "of the iteration's updates; grad_norm is their mean",
-                            log_axis=True),
-    "policy_loss": Metric("policy loss", "only its gradient means something"),
-    "value_loss": Metric("value loss", "of the critic's forecasts"),
-    "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
-    "seconds_rollout": Metric("seconds of playing"),
-    "seconds_update": Metric("seconds of the updates"),
-    "updates": Metric("gradient steps", "0: nothing to compare"),
-    "kept": Metric("trajectories that were trained on"),
-    "tokens": Metric("tokens that the model wrote"),
-    "turns": Metric("turns per episode"),
-    "claims": Metric("share of turns whose thought claims something"),
-    "fitting": Metric("share of those turns whose first action is one that the claim names"),
-    "warning": Metric("fewer than half as many valid turns as at its best", "a sign of collapse; written once"),
-    "dead": Metric("ten iterations had nothing to compare", "written once, at the end"),
-}
+def xray(folder):  # -> Path of the page
+    """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
+    file = Path(folder, "xray.json")
+    need(file.is_file(), f"{folder} has no xray.json: it is written at the first checkpoint")
+    episodes = parse_json(file)
+    data = json.dumps({"title": str(folder), "episodes": episodes})
+    data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
+    page = Path(folder, "xray.html")
+    page.write_text(TEMPLATE.read_text(encoding="utf-8").replace("EPISODES", data), encoding="utf-8")
+    return page
+
+
+def live(cfg, rows):
+    """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
+    from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
+    if len(rows) == 1 and "eval" not in rows[0]:  # nothing to draw yet
+        return
+    finished = len(rows) > cfg.iterations or "dead" in rows[-1]  # row 0 is the evaluation before training
+    if len(rows) % 5 != 1 and not finished:  # a picture takes as long as an iteration of a small model
+        return
+    picture = io.BytesIO()
+    dashboard({"this run": Run(vars(cfg), rows)}, picture, columns=3, metrics=["reward", "entropy"])
+    clear_output(wait=True)
+    display(Image(picture.getvalue()))
 
 
 # --------------------------------------------------------------------------------------------- the command line
+OTHER_COLUMNS = {  # of log.jsonl, for --help
+    "policy_loss": "only its gradient means something",
+    "seconds_rollout": "seconds of playing",
+    "seconds_update": "seconds of the updates",
+    "updates": "gradient steps; 0: nothing to compare",
+    "kept": "trajectories that were trained on",
+    "tokens": "tokens that the model wrote",
+    "turns": "turns per episode",
+    "claims": "share of turns whose thought claims something of the board",
+    "fitting": "share of those turns whose first action is one that the claim names",
+    "warning": "fewer than half as many valid turns as at the best: a sign of collapse, written once",
+    "dead": "written once, at the end: ten iterations in a row had nothing to compare",
+}
+
+
 def command_line(argv):
-    columns = []
-    for name in METRICS:
-        said = about(name).title
-        if about(name).meaning:
-            said += f"; {about(name).meaning}"
-        columns.append(f"  {name:20}{said}")
-    description = __doc__ + "\nThe columns of log.jsonl, first those of the dashboard:\n" + "\n".join(columns)
+    columns = {name: f"{metric.title}; {metric.meaning}" for name, metric in METRICS.items()} | OTHER_COLUMNS
+    listed = "\n".join(f"  {name:20}{said}" for name, said in columns.items())
+    description = f"{__doc__}\nThe columns of log.jsonl, first those of the dashboard:\n{listed}"
     parser = argparse.ArgumentParser("plots.py", description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")

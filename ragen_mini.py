@@ -209,9 +209,9 @@ class Trajectory:
         self.reward.append(0.0)
 
 
-def begin(name, seed, noise, group, tok, cfg):  # -> Trajectory that waits for its first answer
+def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for its first answer
     env = envs.make(name, success_rate=cfg.success_rate)
-    env.reset(seed, options={"noise": noise})
+    env.reset(seed, options={"episode": episode})
     traj = Trajectory(env, group, cfg.max_actions)
     traj.add_message(encode(tok, cfg.no_think, message(env, cfg, cfg.max_actions), after_answer=False))
     return traj
@@ -258,8 +258,8 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
     """From the state of every seed play N episodes, all at once. Temperature 0: the likeliest token, always."""
     trajs = []
     for group, seed in enumerate(seeds):
-        for noise in range(N):  # a group shares its initial state, but every episode has its own dice
-            trajs.append(begin(name, seed, noise, group, tok, cfg))
+        for episode in range(N):  # a group shares its initial state, but every episode has its own dice
+            trajs.append(begin(name, seed, episode, group, tok, cfg))
     ends = ends_of_answers(policy, tok, cfg)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache(len(seeds), cfg.device, copies=N)  # part 2; the N episodes of a group share their first message
@@ -292,8 +292,17 @@ def answer_is_complete(traj, ends, cfg):
 
 
 # --------------------------------------------------------------------------- why it works: the policy gradient
-# Why does a lower loss mean a higher return? We want the gradient, with respect to the model's weights, of the mean
-# return <R>: the mean over all episodes tau that pi, the policy at the temperature of the rollout, may play.
+# Neither the sampling of a token nor the world has a gradient. So the model plays, and then makes likelier what it wrote
+# in good episodes. The simplest loss for that is
+#
+#     loss = -(R * logp)[mask].mean()        R: the return of the episode to which the token belongs
+#
+# which is cross-entropy on the model's own text, where good episodes weigh more. All that follows puts something better,
+# A, in the place of R, or makes several steps out of one rollout. (Such a loss need not go down in training, since each
+# rollout is another text. What should go up is the return.)
+#
+# Why does a step down this loss raise the mean return <R>, the mean over all episodes tau that pi, the policy at the
+# temperature of the rollout, may play? We want the gradient of <R> with respect to the weights:
 #  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
 #     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. Since
 #     grad log p = grad p / p, we may write p grad log p for grad p:
@@ -306,14 +315,13 @@ def answer_is_complete(traj, ends, cfg):
 #  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
 #     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
 #     those still to come. GRPO subtracts the group's mean return: the other episodes were played without this token.
-#     (This one is in the mean, too; what that does is said at grpo_advantages.)
 #  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
 #     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average
-#     (for the plain sum; what else is done to it stands in "Looking back"). Later it is not quite: the ratio
-#     corrects for this token, but the tokens before it were chosen by pi_old, too, and no factor corrects for
-#     those. That matters little as long as pi is near pi_old, which is what clipping is for.
-# (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.)
+#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
+#     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
+#     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
+# (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.) What goes beyond this proof has
+# a reason, which stands beside it, and often a price, which stands in the footnotes at the end of part 1: [1], [2], ...
 
 
 # --------------------------------------------------------------------- which trajectories, and how good were they
@@ -327,12 +335,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
     returns are all alike there is little to learn from (GRPO: A is 0); where they differ, the policy does not know its
     way yet. It is the paper's remedy against the Echo Trap, in which a policy comes to think the same in every episode,
-    and then loses what it had learnt (README).
-
-    What it costs: the mean return of *all* prompts is no longer what is improved. U cannot tell luck from not knowing:
-    it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it chooses
-    by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it keeps
-    the one in which it paid.
+    and then loses what it had learnt (README). [1]
     """
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
@@ -369,8 +372,7 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group (the paper says "batch", its code takes the group): was this episode
-    better than others from the same state?
-    (The mean contains R_i itself. That only makes all differences smaller, by the factor (N-1)/N.)
+    better than others from the same state? [2]
 
     NOTE: dividing can teach the wrong thing while the better choice is rare.
     Bandit, the only risky pull in a group of 16, against 0.15 of the sure arm:
@@ -429,12 +431,8 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     The KL penalty: reward alone does not protect the model's language. So every token pays for leaving `ref`, the model
     before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
-    says how far two distributions are apart.
-
-    Elsewhere a KL term often stands in the loss. As a reward it has a merit: a token also pays for the drift that it
-    *leads to*. And it would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
-    average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
-    such as q - 1 - log q with q = pi_ref / pi (whose gradient is that of KL(pi_ref || pi))."""
+    says how far two distributions are apart. As a reward, and not in the loss, since a token then also pays for the drift
+    that it *leads to*. [3]"""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -452,24 +450,17 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     mask = batch["mask"]
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper): subtract the mean over all tokens, divide by their std.
-    # Why? The policy's loss no longer depends on the scale of all rewards together: the entropy bonus and MAX_GRAD_NORM
-    # mean the same in every world. To subtract a mean is step 2 of the proof. All of a batch is divided by the *same*
-    # number, which changes how long its gradient is, not which token is preferred. (eq. 5 divides each group by its own.)
-    # What it costs: an episode's own tokens are in that mean and std, an error of about 1/B. And from batch to batch it
-    # has the fault of eq. 5 (see grpo_advantages): one in which a single return differs is stretched to the same size
-    # as others. With up to 128 episodes from several prompts that is rarer than in a group of 16.
+    # Whitening (released code, not in the paper): mean 0 and std 1 over all tokens of the batch. Then the entropy bonus
+    # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. To subtract a mean is step 2 of
+    # the proof. All tokens are divided by the *same* number: that changes how long the gradient is, not which token is
+    # preferred (eq. 5 divides each group by its own). [4]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N)
-    """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward. (That is ours;
-    the released GRPO has log pi - log pi_ref in the loss.)
-
-    They are added after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in
-    another. (PPO whitens penalties and rewards together, so that the same kl_coef weighs differently there.) No forecast
-    is subtracted from the penalties to come: that is right on average, but noisy."""
+    """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward. They are added
+    after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in another. [5]"""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -508,13 +499,13 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
     bad token may have become *likelier*, since all tokens share the same weights. With the clip to 0.8..1.2:
 
          A    ratio    ratio A    clip(ratio) A    min takes        gradient
+         1     1.1       1.1          1.1          both, equal      up: the usual case, ratios are near 1
          1     1.5       1.5          1.2          clip(ratio) A    none: moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    none: moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
 
-    The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things. Its price: the
-    best policy for the loss is a little less decided than the best one for the return."""
+    The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things. [6]"""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -526,10 +517,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Squared error of the critic's forecast. One rollout is a small sample, so the forecast is not pulled farther than
     VALUE_CLIP from where it was. Say it was 0 and the return to come is 2. At 0.3, inside the clip, both errors are the
     same, and pull it up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one,
-    and it has no gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back.
-
-    Its price: it may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without it, in five
-    seeds: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)"""
+    and it has no gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back. [7]"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -545,13 +533,12 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
     return steps
 
 
-@autocast  # NOTE: anew for each step, see there
+@autocast  # NOTE: anew for each step, see where it is defined
 def gradient_step(batch, rows, models, cfg):  # -> statistics
-    """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. (The paper prints
-    a mean over trajectories of a mean over tokens, in which a token of a short episode counts more.) In parts that fit
+    """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. In parts that fit
     into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one
-    bad batch does not fill Adam's averages."""
+    bad batch does not fill Adam's averages. [8]"""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -636,29 +623,10 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
 def nothing_to_compare(R, cfg):  # (k,N)
     """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
     returns alike? Then differences of A are noise of the critic, which whitening would blow up. So nothing is updated;
-    the KL penalty and the entropy bonus rest, too. (Ours. After ten such iterations a run ends: if it has collapsed, it
-    is not given the time to come back.)"""
+    the KL penalty and the entropy bonus rest, too. [9]"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
-
-
-# Looking back: what goes beyond the proof, with its reason, and its price where it has one:
-#     uncertainty_filter       trains on some prompts only
-#     grpo_advantages          divides by the group's std
-#     compute_advantages       puts a KL penalty into the reward
-#     add_ppo_advantages       whitens
-#     policy_loss              clips, takes the min; pays for entropy
-#     value_loss               clips
-#     gradient_step            takes the mean over tokens: in a batch with long answers each weighs less, a small bias.
-#                              Shortens the gradient
-#     nothing_to_compare       makes no step at all
-#     updates                  all but the first use episodes of an older policy (step 5); --online-k: of a much older one
-#     evaluate                 plays at temperature 0.5 what was trained at 1
-#     Adam                     divides a step by the usual size of gradients. After a long calm it moves the weights by up
-#                              to 0.1 / sqrt(1 - beta2) learning rates at a single gradient that is much longer than
-#                              usual, shortened or not: 3 at beta2 = 0.999, its default, and 32 in all until its momentum
-#                              is spent; 0.3 and 6 at beta2 = 0.9. Our suspect in the Echo Trap (README)
 
 
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
@@ -683,6 +651,39 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
                 watch(cfg, rows)
     sum_up(rows, cfg)
     return rows
+
+
+# -------------------------------------------------------------------------------------------------- footnotes
+# What goes beyond the proof, at what price, and where the paper and its code do otherwise:
+#
+# [1] uncertainty_filter. The mean return of *all* prompts is no longer what is improved. U cannot tell luck from not
+#     knowing: it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it
+#     chooses by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it
+#     keeps the one in which it paid.
+# [2] grpo_advantages. The group's mean contains R_i itself, which a token of episode i can change. That only makes all
+#     differences smaller, by the factor (N-1)/N. The price of dividing stands there.
+# [3] The KL penalty. It would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
+#     average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
+#     such as q - 1 - log q with q = pi_ref / pi (whose gradient is that of KL(pi_ref || pi)).
+# [4] Whitening. An episode's own tokens are in that mean and std, an error of about 1/B. And from batch to batch it has
+#     the fault of eq. 5 (see grpo_advantages): a batch in which a single return differs is stretched to the same size as
+#     others. With up to 128 episodes from several prompts that is rarer than in a group of 16.
+# [5] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss. PPO
+#     whitens penalties and rewards together, so that the same kl_coef weighs differently there. No forecast is subtracted
+#     from the penalties to come: right on average, but noisy.
+# [6] policy_loss. The best policy for a loss with an entropy bonus is a little less decided than the best for the return.
+#     --online-k and all updates but the first use episodes of an older policy (step 5).
+# [7] value_loss. The clip may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without
+#     it, in five seeds: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)
+# [8] gradient_step. The paper prints a mean over trajectories of a mean over tokens, in which a token of a short episode
+#     counts more. Ours: in a batch with long answers each token weighs less, a small bias.
+# [9] nothing_to_compare is ours. After ten such iterations a run ends: if it has collapsed, it is not given the time to
+#     come back.
+# [10] evaluate plays at temperature 0.5 what was trained at 1.
+# [11] Adam divides a step by the usual size of gradients. After a long calm it moves the weights by up to
+#     0.1 / sqrt(1 - beta2) learning rates at a single gradient that is much longer than usual, shortened or not: 3 at
+#     beta2 = 0.999, its default, and 32 in all until its momentum is spent; 0.3 and 6 at beta2 = 0.9. Our suspect in the
+#     Echo Trap (README).
 
 
 # ===========================================================================================================
@@ -765,7 +766,7 @@ class KVCache:
 
                  input       columns
         upper    a b c       7 8 9         x attends to columns 0..5, never to those behind it;
-        lower    - - x       6 7 5         the row's next tokens go to 6, 7, ...
+        lower    - - x       6 7 5         the row's next tokens go to 6, 7, ... and replace the pads
     """
 
     def __init__(self, rows, device, copies=1):

@@ -368,8 +368,10 @@ def anatomy(name, args):  # -> Markdown of the picture of a run that shows the t
     if seed not in trapped:  # with another model
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
-    plots.draw_anatomy(runs[seed], args.folder / f"{name}.png", PAPER["figures"][name]["signals"])
     title = PAPER["figures"][name]["title"]
+    signals = [plots.Signal(metric, *runs[seed].series(metric)) for metric in PAPER["figures"][name]["signals"]]
+    _, collapsed_at = plots.best_and_collapse(runs[seed])
+    plots.draw_signals(title, signals, collapsed_at, args.folder / f"{name}.png")
     title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 

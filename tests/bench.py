@@ -40,8 +40,8 @@ def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectori
     end_of_turn = rm.encode(tok, cfg.no_think, ".", after_answer=True)[0]
     trajs = []
     for group, seed in enumerate(seeds):
-        for noise in range(cfg.rollouts):
-            trajs.append(rm.begin(cfg.env, seed, noise, group, tok, cfg))
+        for episode in range(cfg.rollouts):
+            trajs.append(rm.begin(cfg.env, seed, episode, group, tok, cfg))
     live = trajs
     while live:
         width = max(len(traj.ids) for traj in live)

@@ -116,8 +116,8 @@ def measure_generate(args):
 def profile(args, steps=10):
     cfg = settings(args, algo="grpo", kl_coef=0.0)
     models = rm.load_models(cfg)
-    trajs = [rm.begin(cfg.env, 300 + group, noise, group, models.tok, cfg)
-             for group in range(cfg.prompts) for noise in range(cfg.rollouts)]
+    trajs = [rm.begin(cfg.env, 300 + group, episode, group, models.tok, cfg)
+             for group in range(cfg.prompts) for episode in range(cfg.rollouts)]
     cache = rm.KVCache(cfg.prompts, cfg.device, cfg.rollouts)
     generator = torch.Generator(cfg.device).manual_seed(0)
 

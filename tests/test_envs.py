@@ -171,8 +171,8 @@ def test_frozenlake_is_gymnasiums(rate):
 
 def test_frozenlake_slips_as_often_as_it_says():
     env, moves, n = envs.make("frozenlake"), {}, 3000
-    for noise in range(n):
-        env.reset(400, {"noise": noise})
+    for episode in range(n):
+        env.reset(400, {"episode": episode})
         env.level, env.state = {"goal": (3, 3), "holes": ()}, (1, 1)
         env.step("Left")
         moves[env.state] = moves.get(env.state, 0) + 1
@@ -184,8 +184,8 @@ def test_bandit():
     env, paid = envs.make("bandit"), []
     assert {env.reset(seed)[0] for seed in range(20)} == {
         "The arms are Teacher and Engineer.", "The arms are Engineer and Teacher."}
-    for noise in range(2000):
-        env.reset(3, {"noise": noise})
+    for episode in range(2000):
+        env.reset(3, {"episode": episode})
         _, reward, over, _, info = env.step("Engineer")
         assert over and info["success"] and reward in (0.0, 1.0)
         paid.append(reward)
@@ -196,13 +196,13 @@ def test_bandit():
 
 
 @pytest.mark.parametrize("name", envs.ENVS)
-def test_one_seed_is_one_level_and_noise_only_changes_the_dynamics(name):
+def test_one_seed_is_one_level_and_the_episode_only_changes_the_dynamics(name):
     a, b = envs.make(name), envs.make(name)
     np.random.seed(0)
     state = np.random.get_state()[1].tolist()
     for seed in (0, 1000, 12345):
-        assert a.reset(seed, {"noise": 0})[0] == b.reset(seed, {"noise": 1})[0]
-        assert a.reset(seed, {"noise": 7}) == b.reset(seed, {"noise": 7}) and a.step(a.actions[1]) == b.step(b.actions[1])
+        assert a.reset(seed, {"episode": 0})[0] == b.reset(seed, {"episode": 1})[0]
+        assert a.reset(seed, {"episode": 7}) == b.reset(seed, {"episode": 7}) and a.step(a.actions[1]) == b.step(b.actions[1])
     assert np.random.get_state()[1].tolist() == state, "no global random state may be touched"
 
 
@@ -221,8 +221,8 @@ def test_random_yardstick_is_what_a_random_player_gets(name, rate):
     env, rng, budget, n = envs.make(name, rate), np.random.default_rng(0), 10, 8
     levels, wins = envs.EVAL_SEEDS[:64], 0
     expected = envs.mean_yardsticks(name, budget, len(levels), rate)[0, budget]
-    for seed, noise in itertools.product(levels, range(n)):
-        env.reset(seed, {"noise": noise})
+    for seed, episode in itertools.product(levels, range(n)):
+        env.reset(seed, {"episode": episode})
         for _ in range(budget):
             if not env.over:
                 env.step(env.actions[rng.integers(len(env.actions))])
@@ -257,8 +257,8 @@ def test_optimal_yardstick_by_playing_it():
             return memo[key]
         expected += value(env.state, budget, False)
         assert envs.yardsticks(env, budget)[1][budget] == pytest.approx(value(env.state, budget, False))
-        for noise in range(40):
-            env.reset(seed, {"noise": int(rng.integers(10 ** 6))})
+        for episode in range(40):
+            env.reset(seed, {"episode": int(rng.integers(10 ** 6))})
             for left in range(budget, 0, -1):
                 if not env.over:
                     env.step(max(env.actions, key=lambda a: sum(
@@ -291,11 +291,11 @@ def test_the_example_at_the_top_is_what_the_code_gives():
         assert said in envs.__doc__
 
 
-def test_noise_is_independent_of_the_level():
-    """The stream that drew the level must not also roll the dice: order of the arms against pay-out, noise 0."""
+def test_dice_are_independent_of_the_level():
+    """The stream that drew the level must not also roll the dice: order of the arms against pay-out, episode 0."""
     env, first = envs.make("bandit"), {True: [], False: []}
     for seed in range(256, 2256):
-        env.reset(seed, {"noise": 0})
+        env.reset(seed, {"episode": 0})
         order = env.level["shown"][0] == "Engineer"
         first[order].append(env.step("Engineer")[1])
     means = [np.mean(paid) for paid in first.values()]

@@ -50,8 +50,8 @@ def test_one_action_at_a_time_the_best_path_is_optimal(rate):
         env = envs.make("frozenlake", success_rate=rate)
         env.reset(seed)
         expected += envs.yardsticks(env, 10)[1, 10]
-        for noise in range(10):
-            env.reset(seed, {"noise": noise})
+        for episode in range(10):
+            env.reset(seed, {"episode": episode})
             for left in range(10, 0, -1):
                 if not env.over:
                     env.step(cold_start.best_path(env, rate, left, 1)[0])

@@ -621,17 +621,17 @@ def folder(name):
 
 TEMPLATE = "checkpoint/chat_template.jinja"
 DAMAGE = [  # how, the command, what the user is told
-    (last_row(reward="high"), "plots.py curves run", "run: a file of the run is damaged"),
-    (last_row(iteration=...), "plots.py curves run", "run: a file of the run is damaged"),
-    (last_row(eval=0.5), "plots.py curves run", "run: a file of the run is damaged"),
-    (last_row(eval={"bandit": "x"}), "plots.py curves run", "run: a file of the run is damaged"),
-    (last_row(seconds_update="x"), "plots.py curves run", "run: a file of the run is damaged"),
+    (last_row(reward="high"), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
+    (last_row(iteration=...), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
+    (last_row(eval=0.5), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
+    (last_row(eval={"bandit": "x"}), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
+    (last_row(seconds_update="x"), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
     (text("log.jsonl", ""), "plots.py curves run", "run: no iteration is finished"),
     (text("log.jsonl", "no log"), "plots.py curves run", "run: no iteration is finished"),
     (text("log.jsonl", '{"iteration": 0}\n{"iter\n{"iteration": 2}'), "plots.py curves run", "run/log.jsonl, line 2, is damaged"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (text("config.json", ""), "plots.py curves run", "run/config.json is damaged"),
-    (text("config.json", "[]"), "plots.py curves run", "run: a file of the run is damaged"),
+    (text("config.json", "[]"), "plots.py curves run", "run/config.json is damaged: it lacks settings"),
     (text("config.json", '{"env": "bandit"}'), "plots.py curves run", "run/config.json is damaged: it lacks settings"),
     (survive.put("config.json", rm.TINY / "model.safetensors"), "plots.py curves run", "run/config.json is damaged"),
     (survive.cut("xray.json", 0.9), "plots.py xray run", "run/xray.json is damaged"),

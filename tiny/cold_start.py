@@ -105,8 +105,8 @@ def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: na
     no_think = bool(rng.random() < 1 / 8)  # so that --no-think has something to begin with
     cfg = rm.Config(model="tiny", device="cpu", max_turns=max_turns, no_think=no_think,
                     success_rate=choose(rng, (1 / 3, 0.8)))
-    seed, noise = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
-    traj = rm.begin(name, seed, noise, 0, tok, cfg)
+    seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
+    traj = rm.begin(name, seed, episode, 0, tok, cfg)
     while not traj.done:
         player = rng.choice(list(players), p=list(players.values()))
         plan = planner(traj.env, traj.actions_left, rng) if player == "planner" else None
