@@ -8,8 +8,8 @@
         # _ _ # _ #        env.state is ((1, 2), ((4, 2),)): cells (row, column) of the player and of the boxes
         # _ # # # #        env.level is what stays fixed: floor and targets
         # _ X O # #        solve(env) is ["Down", "Left", "Down", "Down", "Right"]
-        # # # # # #        yardsticks(env, 10)[:, 10] is [0.04, 1.00]: success of random and of optimal
-                                play in 10 actions
+        # # # # # #        yardsticks(env, 10)[:, 10] is [0.04, 1.00]: success in 10 actions, of random
+                           and of optimal play
 
     env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
@@ -118,7 +118,7 @@ class Env:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1: other numbers than those that drew the level
+        self.dice = np.random.default_rng([seed, episode, 1])  # without the 1: those that `find_level` used
         self.over = False
         return self.render(), {"success": False}
 
@@ -303,69 +303,9 @@ class Sokoban(Env):
         target, = self.level["targets"]
         return {"box": offset(player, boxes[0]), "target": offset(boxes[0], target)}  # the target as seen from the box
 
-    # How a level is made: skip it on a first reading, with `carve` and `undo`, which belong to it.
     @staticmethod
     def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
-        be solved, and no fewer. In a corridor of four cells with the target at its right end:
-
-            layer 0    P _ _ √    _ P _ √    _ _ P √      solved
-            layer 1    _ P X O
-            layer 2    P _ X O    P X _ O
-
-        Draw k, then a state of layer k. One box: k = 1 to 8; a room without a layer k is given up together with its k, so
-        that small k survive more often: the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most
-        often both must be moved."""
-        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
-        if len(floor) <= 3 * boxes:  # hardly any room to push
-            return None
-        places = rng.choice(len(floor), boxes, replace=False)
-        targets = tuple(sorted(floor[i] for i in places))
-        layer = [(player, targets) for player in floor if player not in targets]
-        visited = set(layer)
-        fewest, most = (1, 8) if boxes == 1 else (4, 16)
-        k = rng.integers(fewest, most + 1)
-        for _ in range(k):  # from layer 0 to layer k
-            earlier = set()
-            for state in layer:
-                earlier.update(undo(state, floor))
-            layer = sorted(earlier - visited)  # without those that need fewer
-            visited.update(layer)
-        if not layer:  # this room has no state that needs so many
-            return None
-        return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
-
-
-def carve(rng, size):  # -> set of cells
-    """The floor: a random walk inside the outer walls that takes in a random neighbour at each step. The length of
-    the walk and the chance of a new direction are gym-sokoban's."""
-    inside = set(itertools.product(range(1, size - 1), repeat=2))
-    cell = tuple(rng.integers(1, size - 1, 2).tolist())
-    moves = list(MOVES)
-    move = "Up"
-    floor = set()
-    for _ in range(int(1.7 * (size + size))):
-        if rng.random() < 0.35:
-            move = moves[rng.integers(4)]
-        if shift(cell, move) in inside:
-            cell = shift(cell, move)
-        neighbour = shift(cell, moves[rng.integers(4)])
-        floor.update({cell, neighbour} & inside)
-    return floor
-
-
-def undo(state, floor):
-    """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
-
-        now  _ P X    before that  P _ X (it walked right)    or    P X _ (it pushed the box to the right)
-    """
-    player, boxes = state
-    for action in MOVES:
-        back, ahead = shift(player, action, -1), shift(player, action)
-        if back in floor and back not in boxes:
-            yield back, boxes
-            if ahead in boxes:
-                yield back, tuple(sorted({player, *boxes} - {ahead}))
+        return sokoban_level(rng, size, boxes)  # in the second part: it walks backwards from a solved room
 
 
 # ---------------------------------------------------------------------------------------------- names of worlds
@@ -420,8 +360,6 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
-    # More could exceed Python's recursion limit.
-    need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
     outcomes = remembered(env, horizon)  # as env.outcomes, which is asked only once
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
@@ -451,8 +389,72 @@ def interval(p, n, z=1.96):
 
 
 # ===========================================================================================================
-# END OF THE FIRST READING. What follows looks at thoughts and at worlds of your own, and is the command line
+# END OF THE FIRST READING. What follows: Sokoban's levels, thoughts, worlds of your own, the command line
 # ===========================================================================================================
+# ------------------------------------------------------------------------------------- how Sokoban's levels are drawn
+def sokoban_level(rng, size, boxes):  # -> (level, initial state), or None
+    """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
+    be solved, and no fewer. In a corridor of four cells with the target at its right end:
+
+        layer 0    P _ _ √    _ P _ √    _ _ P √      solved
+        layer 1    _ P X O
+        layer 2    P _ X O    P X _ O
+
+    Draw k, then a state of layer k. One box: k = 1 to 8; a room without a layer k is given up together with its k, so
+    that small k survive more often: the median is 3 to 4 actions, as in gym-sokoban. Two boxes: 4 to 16, so that most
+    often both must be moved."""
+    floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
+    if len(floor) <= 3 * boxes:  # hardly any room to push
+        return None
+    places = rng.choice(len(floor), boxes, replace=False)
+    targets = tuple(sorted(floor[i] for i in places))
+    layer = [(player, targets) for player in floor if player not in targets]
+    visited = set(layer)
+    fewest, most = (1, 8) if boxes == 1 else (4, 16)
+    k = rng.integers(fewest, most + 1)
+    for _ in range(k):  # from layer 0 to layer k
+        earlier = set()
+        for state in layer:
+            earlier.update(undo(state, floor))
+        layer = sorted(earlier - visited)  # without those that need fewer
+        visited.update(layer)
+    if not layer:  # this room has no state that needs so many
+        return None
+    return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
+
+
+def carve(rng, size):  # -> set of cells
+    """The floor: a random walk inside the outer walls that takes in a random neighbour at each step. The length of
+    the walk and the chance of a new direction are gym-sokoban's."""
+    inside = set(itertools.product(range(1, size - 1), repeat=2))
+    cell = tuple(rng.integers(1, size - 1, 2).tolist())
+    moves = list(MOVES)
+    move = "Up"
+    floor = set()
+    for _ in range(int(1.7 * (size + size))):
+        if rng.random() < 0.35:
+            move = moves[rng.integers(4)]
+        if shift(cell, move) in inside:
+            cell = shift(cell, move)
+        neighbour = shift(cell, moves[rng.integers(4)])
+        floor.update({cell, neighbour} & inside)
+    return floor
+
+
+def undo(state, floor):
+    """Every state from which one action leads to `state`: the player steps back, alone or pulling a box.
+
+        now  _ P X    before that  P _ X (it walked right)    or    P X _ (it pushed the box to the right)
+    """
+    player, boxes = state
+    for action in MOVES:
+        back, ahead = shift(player, action, -1), shift(player, action)
+        if back in floor and back not in boxes:
+            yield back, boxes
+            if ahead in boxes:
+                yield back, tuple(sorted({player, *boxes} - {ahead}))
+
+
 # ------------------------------------------------------------------------------------- is a thought true?
 def claims(env, thought):  # -> [(what it says, is that true?), ...]
     """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
@@ -476,6 +478,8 @@ def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=1 / 3): 
 
 @lru_cache  # `world` is only a key: a class that is defined anew in a notebook is calculated anew
 def of_all_levels(name, world, horizon, levels, success_rate):  # -> (levels, 2, horizon + 1)
+    # More could exceed Python's recursion limit.
+    need(horizon <= 200, f"exact yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
     env = make(name, success_rate)
     curves = []
     for seed in EVAL_SEEDS[:levels]:

@@ -5,8 +5,9 @@
     python plots.py collapse RUN ...        the anatomy of a run: which signal moved first? RUN/collapse.png
     python plots.py xray RUN ...            every token of two episodes and what it earned: RUN/xray.html
 
-A *metric* is a column of the log, such as "reward". "eval" is success on held-out levels of the world in which the run
-was trained, "eval sokoban" on those of Sokoban. The top of ragen_mini.py says what thoughts, turns, returns, groups are.
+A *metric* is a column of the log, such as "reward" (COLUMNS, near the end, explains all). Since a run may be evaluated in
+several worlds, "eval sokoban" is its success in Sokoban, "eval" alone that in the world in which it was trained. The top
+of ragen_mini.py says what turns, thoughts, returns and groups are.
 """
 import argparse
 import io
@@ -15,7 +16,6 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib.figure
 import matplotlib.style
@@ -27,37 +27,33 @@ from envs import UserError, need
 
 # ------------------------------------------------------------------------------------------------ what is drawn
 @dataclass
-class Metric:
-    title: str  # what it is, in a few words
-    meaning: str = ""  # more words, or what to look for
-    smooth: bool = True  # drawn as a moving average, else as measured
+class Look:
+    """How a metric is drawn. What it means, and what to look for, stands in COLUMNS, near the end."""
+    title: str
+    smooth: bool = True  # as a moving average, else as measured
     log_axis: bool = False
 
 
 DASHBOARD = {
-    "reward": Metric("mean return (training)", "-0.1 a turn if no answer is valid"),
-    "valid": Metric("share of valid turns", "a lasting fall is the plainest sign of a collapse; near 1 proves nothing"),
-    "reward_std": Metric("in-group return std", "0: all episodes of a group end alike, nothing to compare",
-                         smooth=False, log_axis=True),
-    "entropy": Metric("entropy per token", "of the model's choices: falls while it makes up its mind"),
-    "grad_norm": Metric("gradient norm", "small when all is learnt; most later spikes do no harm, one may be the end",
-                        log_axis=True),
-    "kl": Metric("log pi_old - log pi_ref", "mean per token: how far the model is from the one before training"),
-    "response_length": Metric("tokens per episode", "thoughts and actions; shrinks when one answer is enough"),
-    "think_length": Metric("words per thought", "thoughts that shrink to nothing carry nothing"),
-    "distinct": Metric("different thoughts / thoughts", "near 0, the echo: the same few phrases in every episode"),
-    "mutual_information": Metric("I(prompt; thought)", "see figures/variants.py; 0: thoughts ignore what was read",
-                                 smooth=False),
-    "true_claims": Metric("share of true claims", "what thoughts say of the board, checked"),
-    "seconds": Metric("seconds so far", "no column, but the sum of seconds_rollout and seconds_update", smooth=False),
+    "reward": Look("mean return (training)"),
+    "valid": Look("share of valid turns"),
+    "reward_std": Look("in-group return std", smooth=False, log_axis=True),
+    "entropy": Look("entropy per token"),
+    "grad_norm": Look("gradient norm", log_axis=True),
+    "kl": Look("log pi_old - log pi_ref"),
+    "response_length": Look("tokens per episode"),
+    "think_length": Look("words per thought"),
+    "distinct": Look("different thoughts / thoughts"),
+    "mutual_information": Look("I(prompt; thought)", smooth=False),
+    "true_claims": Look("share of true claims"),
+    "seconds": Look("seconds so far", smooth=False),
 }
-METRICS = DASHBOARD | {  # these are drawn elsewhere
-    "eval": Metric("success", "on held-out levels; read it beside random and optimal play", smooth=False),
-    "success": Metric("success (training)", "share of won episodes in the rollout"),
-    "grad_norm_max": Metric("largest gradient norm", "of the iteration's updates; grad_norm is their mean",
-                            log_axis=True),
-    "value_loss": Metric("value loss", "of the critic's forecasts"),
-    "clip_fraction": Metric("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
+LOOKS = DASHBOARD | {
+    "eval": Look("success", smooth=False),  # the dashboard begins with it, a panel for each world
+    "success": Look("success (training)"),
+    "grad_norm_max": Look("largest gradient norm", log_axis=True),
+    "value_loss": Look("value loss"),  # this one and the next: in figures/paper.py
+    "clip_fraction": Look("clipped tokens / tokens"),
 }
 
 
@@ -66,9 +62,9 @@ def name_and_world(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> 
     return name, world
 
 
-def about(metric):  # -> Metric
+def look_of(metric):
     name, _ = name_and_world(metric)
-    return METRICS[name]
+    return LOOKS[name]
 
 
 def is_eval(metric):
@@ -77,7 +73,8 @@ def is_eval(metric):
 
 
 # ------------------------------------------------------------------------------------------- a run and its curves
-class Run(NamedTuple):
+@dataclass
+class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
@@ -107,36 +104,42 @@ class Run(NamedTuple):
 def load(folder):  # -> Run
     config_file, log_file = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config_file.is_file() and log_file.is_file(), f"{folder} is not the folder of a run")
-    config = parse_json(config_file)
+    config = parse_json(read(config_file), config_file)
     known = isinstance(config, dict) and config.keys() >= {"env", "model", "eval_prompts"}
     need(known, f"{config_file} is damaged: it lacks settings")
-    *lines, _ = log_file.read_text(errors="replace").split("\n")  # _: nothing, or a row that is still being written
+    *lines, _ = read(log_file).split("\n")  # _: nothing, or a row that is still being written
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(to_row(line))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except Exception as error:  # whatever is wrong with it
             raise UserError(f"{log_file}, line {number}, is damaged ({error!r})") from error
     return Run(config, rows)
 
 
-def to_row(line):  # -> dict; raises an exception where there is text instead of a number
+def to_row(line):  # -> dict, of numbers (but for a warning, which is text); raises some exception if it is none
     row = json.loads(line)
+    numbers = row | row.get("eval", {})
+    for name in numbers.keys() - {"eval", "warning"}:
+        float(numbers[name])
     int(row["iteration"])
-    for name, value in (row | row.get("eval", {})).items():
-        if name not in ("eval", "warning"):
-            float(value)
     return row
 
 
-def parse_json(file):
+def read(file):
+    return file.read_text(encoding="utf-8", errors="replace")  # the last row may end inside a character
+
+
+def parse_json(text, file):
     try:
-        return json.loads(file.read_text(errors="replace"))
+        return json.loads(text)
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error})") from error
 
 
 # ------------------------------------------------------------------------------------------------- the pictures
+# From the outside in: curves, dashboard, draw, draw_run. (figures/paper.py, too, makes Panels, with several runs a line,
+# and uses `grid`, `labels_of`, `finish_panel` and `save`.)
 @dataclass
 class Panel:
     metric: str
@@ -182,7 +185,7 @@ def dashboard(runs, out, columns, metrics):  # runs: {label: Run} -> out
 
 def title_of(metric):
     _, world = name_and_world(metric)
-    return f"{envs.title(world)} {about(metric).title}" if world else about(metric).title
+    return f"{envs.title(world)} {look_of(metric).title}" if world else look_of(metric).title
 
 
 STYLE = ["petroff10", {  # colours that all readers tell apart
@@ -218,7 +221,7 @@ def draw_run(ax, metric, run, label, number):
     color = f"C{number}"
     style = DASHES[number % len(DASHES)]
     x_label = "iteration"
-    if about(metric).smooth:
+    if look_of(metric).smooth:
         y = moving_average(y)
         x_label = "iteration (smoothed)"
     if is_eval(metric):
@@ -235,7 +238,7 @@ def finish_panel(ax, panel):
         ax.set_ylim(0, 1.02)
     if panel.yardsticks is not None:
         draw_yardsticks(ax, *panel.yardsticks)
-    if about(panel.metric).log_axis:
+    if look_of(panel.metric).log_axis:
         use_log_axis(ax)
     ax.set_title(panel.title)
 
@@ -299,13 +302,20 @@ def moving_average(y, decay=0.8):
 
 
 # ------------------------------------------------------------------ when did a run collapse, and what moved before?
+# Find the iteration at which success was best, and the one at which it collapsed, if it did. The values of a signal until
+# the best give its healthy range. Which signals leave that range before the collapse?
+#
+# The rule is a rough one, and the same for all signals: it says what is unusual, not what is bad. A signal that was
+# falling already before the best has a wide range, and may go on falling inside it, unseen (different thoughts, the echo
+# itself, often do: look at the curve). One that did not move at all has a range without width, and leaves it at a trifle.
+# And in healthy runs, too, signals leave the range that they had while the task was learnt: compare with such runs.
 ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
 WINDOW = 5  # the best success is the highest mean of this many iterations: one lucky rollout is not the best
-COLLAPSED_FOR = 10  # this many iterations in a row below half of the best are a collapse, fewer a dip
-HISTORY = 20  # this many values before a point tell what is usual there
-MIN_HISTORY = 5  # fewer tell nothing
-OUTSIDE_FOR = 3  # this many values in a row outside its healthy range: the signal has left it
-SPIKE = 5  # or one value above this many times the median of its history
+COLLAPSED_FOR = 10  # this many iterations in a row below half of the best are a collapse, fewer are a dip
+HISTORY = 20  # from this many values one knows what is usual; a shorter log has no anatomy
+MIN_HISTORY = 5  # from fewer one knows nothing
+OUTSIDE_FOR = 3  # a signal leaves its range with this many values in a row outside,
+SPIKE = 5  # ... or with one value above this many times the median of its history
 
 
 @dataclass
@@ -316,70 +326,6 @@ class Signal:
     healthy: tuple | None = None  # lowest, highest value in healthy times; None: success was best too early to tell
     left_at: int | None = None  # iteration at which it left that range, before the collapse; None: it did not
     how: str = ""  # "outside" or "spike"
-
-
-def collapse(folder):  # -> Path of the picture
-    run = load(folder)
-    enough = len(run.series("success")[0]) >= HISTORY
-    need(enough, f"{folder}: its log is shorter than {HISTORY} iterations, or has no column success")
-    return draw_anatomy(run, Path(folder, "collapse.png"))
-
-
-def draw_anatomy(run, out):  # -> out
-    best_at, collapsed_at, signals = anatomy(run)
-    course = f"success is best at {best_at}, no collapse"
-    if collapsed_at is not None:
-        course = f"success is best at {best_at}, collapsed at {collapsed_at} (grey)"
-    colors = "green: range until the best; red: the signal leaves it"
-    if all(signal.healthy is None for signal in signals):
-        colors = "the best came too early to know the usual range of a signal"
-    world = envs.title(run.config["env"])
-    return draw_signals(f"{world}: {course}; {colors}", signals, collapsed_at, out)
-
-
-@matplotlib.style.context(STYLE)
-def draw_signals(title, signals, collapsed_at, out):  # -> out: one below the other, above the same iterations
-    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
-    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
-    end = max(signal.x[-1] for signal in signals)
-    for ax, signal in zip(axes, signals):
-        draw_signal(ax, signal)
-        if collapsed_at is not None:
-            ax.axvspan(collapsed_at, end, color="0.5", alpha=0.15, lw=0)
-    axes[-1].set_xlabel("iteration")
-    fig.suptitle(title, fontsize=9.5)
-    fig.savefig(out, dpi=90)
-    return out
-
-
-def draw_signal(ax, signal):
-    ax.plot(signal.x, signal.y, color="C0", lw=1)
-    ax.set_title(about(signal.metric).title, loc="left")
-    if about(signal.metric).log_axis:
-        use_log_axis(ax)
-    if signal.healthy is not None:
-        limits = ax.get_ylim()
-        ax.axhspan(*signal.healthy, color="tab:green", alpha=0.12, lw=0)
-        ax.set_ylim(limits)  # the range may be wider than the curve
-    if signal.left_at is not None:
-        ax.axvline(signal.left_at, color="tab:red", lw=1.5)
-        ax.annotate(f" {signal.left_at} ({signal.how})", (signal.left_at, 0.85), xycoords=("data", "axes fraction"),
-                    color="tab:red")
-
-
-def anatomy(run, metrics=ANATOMY):  # -> iteration of the best success, of the collapse (or None), list of Signal
-    best_at, collapsed_at = best_and_collapse(run)
-    signals = []
-    for metric in metrics:
-        x, y = run.series(metric)
-        if len(x) < HISTORY:
-            continue
-        healthy = healthy_range(x, y, best_at)
-        left_at, how = None, ""
-        if healthy is not None:
-            left_at, how = left_range(x, y, healthy, best_at, collapsed_at)
-        signals.append(Signal(metric, x, y, healthy, left_at, how))
-    return best_at, collapsed_at, signals
 
 
 def best_and_collapse(run):  # -> iteration of the best success, of the collapse (or None)
@@ -426,28 +372,85 @@ def healthy_range(x, y, best_at):  # -> lowest, highest; or None
     return healthy.min() - margin, healthy.max() + margin
 
 
-def left_range(x, y, healthy, best_at, collapsed_at):  # -> the first iteration that is not healthy, how; or None, ""
-    """Between the best success and the collapse, if there was one. A signal has left its range where OUTSIDE_FOR values
-    in a row lie outside, above or below, or where one is above SPIKE times the median of the HISTORY values that precede
-    it, even inside the range.
+def left_range(x, y, healthy, best_at, collapsed_at):  # -> iteration, how; or None, ""
+    """The first iteration after the best, and before any collapse, at which
 
-    The rule is a rough one, and the same for all signals: it says what is unusual, not what is bad. A signal that was
-    falling already before the best has a wide range, and may go on falling inside it, unseen. Different thoughts, the
-    echo itself, are often such a signal: look at the curve. And in healthy runs, too, a signal may leave the range that
-    it had while the task was learnt: compare with runs that did not collapse."""
+        "outside"   OUTSIDE_FOR values in a row, from this one on, lie outside the healthy range, above or below
+        "spike"     this value is above SPIKE times the median of the HISTORY values before it, even inside the range
+    """
     low, high = healthy
     outside = (y < low) | (y > high)
-    for i, iteration in enumerate(x):
-        if iteration <= best_at:
-            continue
-        if collapsed_at is not None and iteration >= collapsed_at:
-            break  # it moved with the collapse, or after it
+    end = math.inf if collapsed_at is None else collapsed_at  # what moves later is no warning
+    for i in np.flatnonzero((x > best_at) & (x < end)):
         if in_a_row(outside, i, OUTSIDE_FOR):
-            return iteration, "outside"
+            return x[i], "outside"
         usual = np.median(y[max(0, i - HISTORY):i])
         if usual > 0 and y[i] > SPIKE * usual:
-            return iteration, "spike"
+            return x[i], "spike"
     return None, ""
+
+
+def anatomy(run, metrics=ANATOMY):  # -> iteration of the best success, of the collapse (or None), list of Signal
+    best_at, collapsed_at = best_and_collapse(run)
+    signals = []
+    for metric in metrics:
+        x, y = run.series(metric)
+        if len(x) < HISTORY:
+            continue
+        healthy = healthy_range(x, y, best_at)
+        left_at, how = None, ""
+        if healthy is not None:
+            left_at, how = left_range(x, y, healthy, best_at, collapsed_at)
+        signals.append(Signal(metric, x, y, healthy, left_at, how))
+    return best_at, collapsed_at, signals
+
+
+def collapse(folder):  # -> Path of the picture
+    run = load(folder)
+    enough = len(run.series("success")[0]) >= HISTORY
+    need(enough, f"{folder}: its log is shorter than {HISTORY} iterations, or has no column success")
+    return draw_anatomy(run, Path(folder, "collapse.png"))
+
+
+def draw_anatomy(run, out):  # -> out
+    best_at, collapsed_at, signals = anatomy(run)
+    title = f"{envs.title(run.config['env'])}: success is best at {best_at}, no collapse"
+    if collapsed_at is not None:
+        title = f"{envs.title(run.config['env'])}: success is best at {best_at}, collapsed at {collapsed_at} (grey)"
+    colors = "green: range until the best; red: left it"
+    if all(signal.healthy is None for signal in signals):
+        colors = "the best came too early to know the healthy ranges"
+    return draw_signals(f"{title}; {colors}", signals, collapsed_at, out)
+
+
+@matplotlib.style.context(STYLE)
+def draw_signals(title, signals, collapsed_at, out):  # -> out: one below the other, above the same iterations
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(signals) + 1), layout="constrained")
+    axes = fig.subplots(len(signals), 1, sharex=True, squeeze=False)[:, 0]
+    end = max(signal.x[-1] for signal in signals)
+    for ax, signal in zip(axes, signals):
+        draw_signal(ax, signal)
+        if collapsed_at is not None:
+            ax.axvspan(collapsed_at, end, color="0.5", alpha=0.15, lw=0)
+    axes[-1].set_xlabel("iteration")
+    fig.suptitle(title, fontsize=9.5)
+    fig.savefig(out, dpi=90)
+    return out
+
+
+def draw_signal(ax, signal):
+    ax.plot(signal.x, signal.y, color="C0", lw=1)
+    ax.set_title(look_of(signal.metric).title, loc="left")
+    if look_of(signal.metric).log_axis:
+        use_log_axis(ax)
+    if signal.healthy is not None:
+        limits = ax.get_ylim()
+        ax.axhspan(*signal.healthy, color="tab:green", alpha=0.12, lw=0)
+        ax.set_ylim(limits)  # the range may be wider than the curve
+    if signal.left_at is not None:
+        ax.axvline(signal.left_at, color="tab:red", lw=1.5)
+        ax.annotate(f" {signal.left_at} ({signal.how})", (signal.left_at, 0.85), xycoords=("data", "axes fraction"),
+                    color="tab:red")
 
 
 # ---------------------------------------------------------------------------------- a page; a picture that is live
@@ -458,11 +461,11 @@ def xray(folder):  # -> Path of the page
     """A page that shows two episodes, every token tinted by its advantage; pointing at one shows what the update knew."""
     file = Path(folder, "xray.json")
     need(file.is_file(), f"{folder} has no xray.json: it is written at the first checkpoint")
-    episodes = parse_json(file)
+    episodes = parse_json(read(file), file)
     data = json.dumps({"title": str(folder), "episodes": episodes})
     data = data.replace("<", "\\u003c")  # or a </script> that a model wrote would end the page's own
     page = Path(folder, "xray.html")
-    page.write_text(TEMPLATE.read_text(encoding="utf-8").replace("EPISODES", data), encoding="utf-8")
+    page.write_text(read(TEMPLATE).replace("EPISODES", data), encoding="utf-8")
     return page
 
 
@@ -472,7 +475,8 @@ def live(cfg, rows):
     if len(rows) == 1 and "eval" not in rows[0]:  # nothing to draw yet
         return
     finished = len(rows) > cfg.iterations or "dead" in rows[-1]  # row 0 is the evaluation before training
-    if len(rows) % 5 != 1 and not finished:  # a picture takes as long as an iteration of a small model
+    due = rows[-1]["iteration"] % 5 == 0  # a picture takes as long as an iteration of a small model
+    if not (due or finished):
         return
     picture = io.BytesIO()
     dashboard({"this run": Run(vars(cfg), rows)}, picture, columns=3, metrics=["reward", "entropy"])
@@ -481,25 +485,40 @@ def live(cfg, rows):
 
 
 # --------------------------------------------------------------------------------------------- the command line
-OTHER_COLUMNS = {  # of log.jsonl, for --help
+COLUMNS = {  # of log.jsonl, for --help
+    "eval": "success on held-out levels, by world; read it beside random and optimal play",
+    "reward": "mean return of the rollout; -0.1 a turn if no answer is valid",
+    "success": "share of won episodes in the rollout",
+    "valid": "share of turns with a valid answer; a lasting fall is the plainest sign of a collapse",
+    "reward_std": "std of the returns in a group; 0: all of its episodes end alike, nothing to compare",
+    "entropy": "of the model's choices, per token; falls while it makes up its mind",
+    "grad_norm": "length of the gradient, mean of the updates; small when all is learnt",
+    "grad_norm_max": "the largest of them; most later spikes do no harm, one may be the end",
+    "kl": "log pi_old - log pi_ref, mean per token: how far the model is from the one before training",
+    "response_length": "tokens that the model wrote in an episode; fewer when one answer is enough",
+    "think_length": "words per thought; thoughts that shrink to nothing carry nothing",
+    "distinct": "different thoughts / thoughts; near 0, the echo: the same few phrases in every episode",
+    "mutual_information": "of prompt and thought, see figures/variants.py; 0: thoughts ignore what was read",
+    "claims": "share of turns whose thought claims something of the board",
+    "true_claims": "share of these claims that are true",
+    "fitting": "share of those turns whose first action is one that the claim names",
+    "turns": "turns per episode",
     "policy_loss": "only its gradient means something",
-    "seconds_rollout": "seconds of playing",
-    "seconds_update": "seconds of the updates",
+    "value_loss": "of the critic's forecasts",
+    "clip_fraction": "clipped tokens / tokens; 0 in an iteration of one update, whose ratios are 1",
     "updates": "gradient steps; 0: nothing to compare",
     "kept": "trajectories that were trained on",
-    "tokens": "tokens that the model wrote",
-    "turns": "turns per episode",
-    "claims": "share of turns whose thought claims something of the board",
-    "fitting": "share of those turns whose first action is one that the claim names",
+    "tokens": "tokens that the model wrote, of all episodes",
+    "seconds_rollout": "seconds of playing",
+    "seconds_update": "seconds of the updates",
     "warning": "fewer than half as many valid turns as at the best: a sign of collapse, written once",
     "dead": "written once, at the end: ten iterations in a row had nothing to compare",
 }
 
 
 def command_line(argv):
-    columns = {name: f"{metric.title}; {metric.meaning}" for name, metric in METRICS.items()} | OTHER_COLUMNS
-    listed = "\n".join(f"  {name:20}{said}" for name, said in columns.items())
-    description = f"{__doc__}\nThe columns of log.jsonl, first those of the dashboard:\n{listed}"
+    listed = "\n".join(f"  {name:20}{meaning}" for name, meaning in COLUMNS.items())
+    description = f"{__doc__}\nThe columns of log.jsonl:\n{listed}"
     parser = argparse.ArgumentParser("plots.py", description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda text: need(False, f"{text} (--help shows how)")

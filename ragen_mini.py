@@ -63,7 +63,7 @@ import plots
 from envs import UserError, need
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (as in the released code) names an unknown action
-EVAL_TEMPERATURE = 0.5  # Sec. 3.2
+EVAL_TEMPERATURE = 0.5  # Sec. 3.2 (trained is at 1)
 MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
 VALUE_CLIP = 0.5  # farthest that a forecast of the critic is pulled in one iteration (released code)
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
@@ -72,8 +72,7 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 CUDA = torch.cuda.is_available()
 RANK = int(os.environ.get("RANK", 0))  # of this process, if torchrun has started several
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
-# As a decorator: on a GPU bf16 inside, the weights stay fp32. NOTE: never one inside another. Until the outermost ends
-# autocast keeps its bf16 copies of the weights, also when an update has changed them.
+# As a decorator: on a GPU the function calculates in bf16, the weights stay fp32. (A trap: see `gradient_step`.)
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 
 
@@ -90,6 +89,8 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
 #     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
+#     first_tag, ends_of_answers   <think>; the tokens that end an answer
+#     judge_thought, statistics    an extra, is what a thought says true?; what is logged of an iteration
 
 
 def option(default, text):
@@ -314,7 +315,8 @@ def answer_is_complete(traj, ends, cfg):
 #     is 0: summed over the words of the vocabulary, sum pi grad log pi = sum grad pi = grad (sum pi) = grad 1 = 0.
 #  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
 #     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
-#     those still to come. GRPO subtracts the group's mean return: the other episodes were played without this token.
+#     those still to come. GRPO subtracts the group's mean return, of episodes that were played without this token (and
+#     of its own, which makes all differences smaller, by the factor (N-1)/N, and changes nothing else).
 #  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
 #     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
@@ -372,7 +374,7 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group (the paper says "batch", its code takes the group): was this episode
-    better than others from the same state? [2]
+    better than others from the same state?
 
     NOTE: dividing can teach the wrong thing while the better choice is rare.
     Bandit, the only risky pull in a group of 16, against 0.15 of the sure arm:
@@ -380,7 +382,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
         it pays    chance    R_i - mean    sample std    A
         1           1/4        +0.80         0.21       +3.75
         0           3/4        -0.14         0.04       -3.75
-        on average             +0.09                    -1.9
+        on average             +0.09                    -1.9        (the other 15 get the opposite, a fifteenth each)
 
     Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
     +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
@@ -432,7 +434,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
     says how far two distributions are apart. As a reward, and not in the loss, since a token then also pays for the drift
-    that it *leads to*. [3]"""
+    that it *leads to*. [2]"""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -452,15 +454,17 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): mean 0 and std 1 over all tokens of the batch. Then the entropy bonus
     # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. To subtract a mean is step 2 of
-    # the proof. All tokens are divided by the *same* number: that changes how long the gradient is, not which token is
-    # preferred (eq. 5 divides each group by its own). [4]
+    # the proof. All tokens of a batch are divided by the *same* number: within it that changes how long the gradient is,
+    # not which token is preferred (eq. 5 divides each group by its own). Between batches it has the fault of eq. 5: one
+    # in which a single return differs is stretched to the same size as others. With up to 128 episodes from several
+    # prompts that is rarer than in a group of 16. [3]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N)
     """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward. They are added
-    after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in another. [5]"""
+    after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in another. [4]"""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -492,20 +496,22 @@ def token_values(critic, part):  # -> value (n,): the critic's forecast before e
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. Its value says nothing (at ratio 1 it
-    is near 0 however well things go), only its gradient counts.
+    is near 0 however well things go, since the mean of A is), only its gradient counts.
 
     Why clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several updates,
     and only at the first one is every ratio 1. Why min? The clip alone would stop the gradient on the wrong side, too: a
     bad token may have become *likelier*, since all tokens share the same weights. With the clip to 0.8..1.2:
 
-         A    ratio    ratio A    clip(ratio) A    min takes        gradient
+         A    ratio    ratio A    clip(ratio) A    min takes        the step moves the token's probability
          1     1.1       1.1          1.1          both, equal      up: the usual case, ratios are near 1
-         1     1.5       1.5          1.2          clip(ratio) A    none: moved up far enough
+         1     1.5       1.5          1.2          clip(ratio) A    not: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
-        -1     0.5      -0.5         -0.8          clip(ratio) A    none: moved down far enough
+        -1     0.9      -0.9         -0.9          both, equal      down: the usual case
+        -1     0.5      -0.5         -0.8          clip(ratio) A    not: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
 
-    The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things. [6]"""
+    The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things: the best
+    policy for this loss is a little less decided than the best one for the return."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -515,9 +521,13 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Squared error of the critic's forecast. One rollout is a small sample, so the forecast is not pulled farther than
-    VALUE_CLIP from where it was. Say it was 0 and the return to come is 2. At 0.3, inside the clip, both errors are the
-    same, and pull it up. At 1 it has moved far enough: the clipped forecast 0.5 has the larger error, max takes that one,
-    and it has no gradient. At -1, on the wrong side, the unclipped error is the larger one, and pulls it back. [7]"""
+    VALUE_CLIP from where it was. Say it was 0 and the return to come is 2:
+
+        value    clipped    their squared errors    max takes        the step moves the forecast
+          0.3      0.3         2.89     2.89        both, equal      up
+          1.0      0.5         1.00     2.25        that of clipped  not: it moved far enough
+         -1.0     -0.5         9.00     6.25        that of value    up: it moved the wrong way
+    [5]"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -533,12 +543,14 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
     return steps
 
 
-@autocast  # NOTE: anew for each step, see where it is defined
+# NOTE autocast: anew for each step, and never one inside another. Until the outermost ends it keeps its bf16 copies of
+# the weights, also when an update has changed them.
+@autocast
 def gradient_step(batch, rows, models, cfg):  # -> statistics
-    """The mean over all trained tokens of these rows: the proof's sum, divided by one number for all. In parts that fit
-    into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
-    Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one
-    bad batch does not fill Adam's averages. [8]"""
+    """The proof has a mean over episodes of a sum over tokens; we divide the same sum by the number of trained tokens of
+    these rows. In parts that fit into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads
+    are no tokens. Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its
+    own, so that one bad batch does not fill Adam's averages. [6]"""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -562,7 +574,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             norms.append(torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]  # the policy's
     need(np.isfinite([*stats.values(), *norms]).all(), message_not_finite("loss or gradient", cfg))
-    models.optimizer.step()
+    models.optimizer.step()  # [8]
     models.optimizer.zero_grad()
     return stats
 
@@ -623,7 +635,7 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
 def nothing_to_compare(R, cfg):  # (k,N)
     """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
     returns alike? Then differences of A are noise of the critic, which whitening would blow up. So nothing is updated;
-    the KL penalty and the entropy bonus rest, too. [9]"""
+    the KL penalty and the entropy bonus rest, too. [7]"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -654,36 +666,29 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 
 
 # -------------------------------------------------------------------------------------------------- footnotes
-# What goes beyond the proof, at what price, and where the paper and its code do otherwise:
+# Prices of what goes beyond the proof, and where the paper and its code do otherwise:
 #
 # [1] uncertainty_filter. The mean return of *all* prompts is no longer what is improved. U cannot tell luck from not
 #     knowing: it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it
 #     chooses by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it
 #     keeps the one in which it paid.
-# [2] grpo_advantages. The group's mean contains R_i itself, which a token of episode i can change. That only makes all
-#     differences smaller, by the factor (N-1)/N. The price of dividing stands there.
-# [3] The KL penalty. It would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
+# [2] The KL penalty. It would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
 #     average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
 #     such as q - 1 - log q with q = pi_ref / pi (whose gradient is that of KL(pi_ref || pi)).
-# [4] Whitening. An episode's own tokens are in that mean and std, an error of about 1/B. And from batch to batch it has
-#     the fault of eq. 5 (see grpo_advantages): a batch in which a single return differs is stretched to the same size as
-#     others. With up to 128 episodes from several prompts that is rarer than in a group of 16.
-# [5] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss. PPO
+# [3] Whitening. An episode's own tokens are in the mean and the std, an error of about 1/B.
+# [4] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss. PPO
 #     whitens penalties and rewards together, so that the same kl_coef weighs differently there. No forecast is subtracted
 #     from the penalties to come: right on average, but noisy.
-# [6] policy_loss. The best policy for a loss with an entropy bonus is a little less decided than the best for the return.
-#     --online-k and all updates but the first use episodes of an older policy (step 5).
-# [7] value_loss. The clip may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without
+# [5] value_loss. The clip may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without
 #     it, in five seeds: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)
-# [8] gradient_step. The paper prints a mean over trajectories of a mean over tokens, in which a token of a short episode
-#     counts more. Ours: in a batch with long answers each token weighs less, a small bias.
-# [9] nothing_to_compare is ours. After ten such iterations a run ends: if it has collapsed, it is not given the time to
+# [6] gradient_step. The paper prints a mean over trajectories of a mean over tokens, in which a token of a short episode
+#     counts more. In ours a token of a batch with long answers weighs less, a small bias.
+# [7] nothing_to_compare is ours. After ten such iterations a run ends: if it has collapsed, it is not given the time to
 #     come back.
-# [10] evaluate plays at temperature 0.5 what was trained at 1.
-# [11] Adam divides a step by the usual size of gradients. After a long calm it moves the weights by up to
-#     0.1 / sqrt(1 - beta2) learning rates at a single gradient that is much longer than usual, shortened or not: 3 at
-#     beta2 = 0.999, its default, and 32 in all until its momentum is spent; 0.3 and 6 at beta2 = 0.9. Our suspect in the
-#     Echo Trap (README).
+# [8] Adam divides a step by the usual size of gradients. After a long calm it moves the weights by up to
+#     (1 - beta1) / sqrt(1 - beta2) learning rates at a single gradient that is much longer than usual, shortened or not:
+#     3 at beta1 = 0.9 and beta2 = 0.999, its defaults, and 32 in all until its momentum is spent; 0.3 and 6 at
+#     beta2 = 0.9. Our suspect in the Echo Trap (README).
 
 
 # ===========================================================================================================
@@ -1107,7 +1112,7 @@ def sum_up(rows, cfg):
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
 
-def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; METRICS in plots.py says what to look for
+def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; COLUMNS in plots.py says what to look for
     R = returns(trajs, cfg)
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [thought_of(turn) for turn in turns]

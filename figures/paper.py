@@ -49,7 +49,7 @@ COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_l
            "seconds_rollout", "seconds_update", "eval", *plots.DASHBOARD}  # these are packed
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # an iteration without updates has none
 # with_survival adds this column, which no log has:
-plots.METRICS["survival"] = plots.Metric("share of seeds that have not lost their success", smooth=False)
+plots.LOOKS["survival"] = plots.Look("share of seeds that have not lost their success", smooth=False)
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
 
 
@@ -272,7 +272,7 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         if metric == "survival":
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
         yardsticks = plots.common_yardsticks(sum(lines.values(), []), metric)
-        panel_name = f"{panel_title(world, metric)}: {plots.about(metric).title}"
+        panel_name = f"{panel_title(world, metric)}: {plots.look_of(metric).title}"
         panels.append(Panel(metric, panel_name, lines, yardsticks))
     columns = min(3, len(panels))
     if len(panels) % 4 == 0:
@@ -308,10 +308,10 @@ def draw_seeds(ax, metric, runs, label, number):
         return
     how = "thick: mean"
     middle = np.nanmean
-    if plots.about(metric).log_axis:
+    if plots.look_of(metric).log_axis:
         how = "thick: median"
         middle = np.nanmedian
-    if plots.about(metric).smooth:
+    if plots.look_of(metric).smooth:
         y = plots.moving_average(y.T).T
         how = f"smoothed, {how}"
     style = plots.DASHES[number % len(plots.DASHES)]

@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import ragen_mini
 
 MEASURED_EVERY = 5  # iterations
+LENGTHS = (0, 0.003, 0.03, 0.3, float("inf"))  # of gradients, bounds of the rows of `rare_tokens`
+RARE = 0.3  # probability
 WON = 5  # a return on Sokoban above this holds the 10 for a solved room
 
 
@@ -111,9 +113,37 @@ def thought_ids(traj, start, tok):  # -> tokens of the first turn's thought
     return ids
 
 
+def rare_tokens():
+    """Training stays as it is. At its end a table is printed: which gradients are long? (A token of probability p has the
+    gradient (1 - p) at its own logit, hardly any if p is near 1.)"""
+    gradient_step, sum_up = ragen_mini.gradient_step, ragen_mini.sum_up
+    steps = []  # of the run: length of the gradient, lowest probability of a token that is trained in it
+
+    def measuring(batch, rows, models, cfg):
+        sampled = batch["old_logp"][rows][batch["mask"][rows]]
+        stats = gradient_step(batch, rows, models, cfg)
+        steps.append((stats["grad_norm"], sampled.min().exp().item()))
+        return stats
+
+    def telling(rows, cfg):
+        sum_up(rows, cfg)
+        print(by_length(np.array(steps[len(steps) // 2:])))
+    ragen_mini.gradient_step, ragen_mini.sum_up = measuring, telling
+
+
+def by_length(steps):  # (n,2) -> Markdown
+    lines = ["| gradient | updates | rarest token, median probability | updates with a token below 0.3 |",
+             "| --- | --- | --- | --- |"]
+    for low, high in zip(LENGTHS, LENGTHS[1:]):
+        rarest = steps[(low <= steps[:, 0]) & (steps[:, 0] < high), 1]
+        if len(rarest) > 0:
+            lines.append(f"| {low:g} to {high:g} | {len(rarest)} | {np.median(rarest):.3f} | {np.mean(rarest < RARE):.2f} |")
+    return "\n".join(lines)
+
+
 VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-groups": only_won_groups,
             "by-trajectory": by_trajectory, "free-critic": free_critic, "keep-going": keep_going,
-            "mutual-information": mutual_information}
+            "mutual-information": mutual_information, "rare-tokens": rare_tokens}
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)

@@ -100,7 +100,7 @@ def test_solve_is_optimal_and_every_level_solvable(name):
 
 
 def test_sokoban_layers_of_a_corridor():
-    """The drawing at Sokoban.draw: four cells, the target at the right end."""
+    """The drawing at sokoban_level: four cells, the target at the right end."""
     cells = [(1, col) for col in range(4)]
     env = envs.Sokoban()
     env.level = {"floor": tuple(cells), "targets": (cells[3],)}
@@ -114,7 +114,7 @@ def test_sokoban_layers_of_a_corridor():
             pictures.append(env.render().splitlines()[1][:7])
         drawn.append(pictures)
         layer = sorted({earlier for state in layer for earlier in envs.undo(state, cells)} - visited)
-    text = envs.Sokoban.draw.__doc__
+    text = envs.sokoban_level.__doc__
     for k, pictures in enumerate(drawn):
         line = re.search(rf"layer {k} +(.*)", text)[1].removesuffix("solved")
         assert sorted(line.strip().split("    ")) == sorted(pictures)

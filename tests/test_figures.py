@@ -71,7 +71,7 @@ def test_figures_and_claims_name_what_exists():
     for figure in paper.PAPER["figures"].values():
         for world, metric, methods in figure["panels"]:
             kind, _, tested = metric.partition(" ")
-            assert kind in plots.METRICS
+            assert kind in plots.LOOKS
             assert methods in sets
             others = worlds[world].get("eval_envs", "")
             if tested:
@@ -206,13 +206,13 @@ def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     runs = logged(tmp_path).keys()
     packed = paper.unpack(file)
     assert len(stage) == len(runs) == 4
-    assert packed.pop("another") == ({"env": "bandit"}, [{"iteration": 0}])
+    assert packed.pop("another") == plots.Run({"env": "bandit"}, [{"iteration": 0}])
     assert packed.keys() == runs
-    for config, rows in packed.values():
-        assert len(rows) == 9
-        assert rows[8] == {"iteration": 8, "eval": {"bandit": 0.3333}, "reward": 0.0}, "4 digits"
-        assert config["model"] == "tiny"
-        assert not {"out", "resume"} & config.keys()
+    for run in packed.values():
+        assert len(run.rows) == 9
+        assert run.rows[8] == {"iteration": 8, "eval": {"bandit": 0.3333}, "reward": 0.0}, "4 digits"
+        assert run.config["model"] == "tiny"
+        assert not {"out", "resume"} & run.config.keys()
 
     before = file.read_bytes()
     paper.main(WORDS)

@@ -61,3 +61,20 @@ def test_measuring_changes_nothing(folder, tmp_path, monkeypatch):
     assert ["mutual_information" in row for row in measured] == [False, False, True]
     assert [row.get("reward") for row in measured] == [row.get("reward") for row in plain]
     assert [row.get("grad_norm") for row in measured] == [row.get("grad_norm") for row in plain]
+
+
+def test_a_table_of_rare_tokens(folder, tmp_path, monkeypatch, capsys):
+    """By hand; and from a run of two iterations, whose second half are the two steps of the last one."""
+    table = variants.by_length(np.array([[0.001, 0.99], [0.002, 0.97], [0.5, 0.1], [0.4, 0.2], [7.0, 0.4]]))
+    assert table.splitlines()[2:] == ["| 0 to 0.003 | 2 | 0.980 | 0.00 |", "| 0.3 to inf | 3 | 0.200 | 0.67 |"]
+    for name in ("gradient_step", "sum_up"):
+        monkeypatch.setattr(rm, name, getattr(rm, name))  # put back afterwards
+    variants.rare_tokens()
+    seen = []
+    by_length = variants.by_length
+    monkeypatch.setattr(variants, "by_length", lambda steps: seen.extend(steps) or by_length(steps))
+    flags = (f"--model {folder} --device cpu --env frozenlake --prompts 2 --rollouts 4 --update-size 4 --iterations 2 "
+             "--eval-every 0 --max-new-tokens 16 --max-turns 2").split()
+    rows = rm.train(rm.parse_config([*flags, "--out", str(tmp_path / "run")]))
+    assert len(seen) == 2 and np.mean([norm for norm, _ in seen]) == pytest.approx(rows[2]["grad_norm"], abs=1e-5)
+    assert all(0 < p < 1 for _, p in seen) and "| gradient | updates |" in capsys.readouterr().out
