@@ -79,25 +79,29 @@ class Run:
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
-        if metric == "seconds":  # a sum of two columns, over all iterations so far
-            x, playing = self.series("seconds_rollout")
-            _, updating = self.series("seconds_update")
-            return x, np.cumsum(playing + updating)
-        name, world = name_and_world(metric)
         x, y = [], []
         for row in self.rows:
-            value = row.get(name)
-            if name == "eval" and value is not None:  # a dict: {"sokoban": 0.4, ...}
-                value = value.get(world or self.config["env"])
+            value = self.value(row, metric)
             if value is not None:
                 x.append(row["iteration"])
                 y.append(value)
-        return np.array(x), np.array(y, dtype=float)
+        y = np.array(y, dtype=float)
+        if metric == "seconds":  # so far
+            y = np.cumsum(y)
+        return np.array(x), y
+
+    def value(self, row, metric):  # -> number, or None
+        name, world = name_and_world(metric)
+        if name == "eval":  # a dict: {"sokoban": 0.4, ...}
+            return row.get("eval", {}).get(world or self.config["env"])
+        if name == "seconds" and "seconds_update" in row:
+            return row["seconds_rollout"] + row["seconds_update"]
+        return row.get(name)
 
     def worlds(self):  # in which it was evaluated
         return list(dict.fromkeys(world for row in self.rows for world in row.get("eval", {})))
 
-    def is_dead(self):  # it ended by itself, since ten iterations in a row had nothing to compare
+    def is_dead(self):  # it ended by itself: in ten iterations all returns were equal, and nothing could be learnt
         return bool(self.rows) and "dead" in self.rows[-1]
 
 
@@ -219,17 +223,17 @@ def draw_run(ax, metric, run, label, number):
     """One curve. The number gives colour and dashes."""
     x, y = run.series(metric)
     color = f"C{number}"
-    style = DASHES[number % len(DASHES)]
+    line = DASHES[number % len(DASHES)]
     x_label = "iteration"
     if look_of(metric).smooth:
         y = moving_average(y)
         x_label = "iteration (smoothed)"
     if is_eval(metric):
-        style += "o"  # a dot for each evaluation
+        line += "o"  # a dot for each evaluation
         x_label = "iteration (95% interval)"
         low, high = np.array([envs.interval(p, run.config["eval_prompts"]) for p in y]).T
         ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-    ax.plot(x, y, style, color=color, lw=2, label=label)
+    ax.plot(x, y, line, color=color, lw=2, label=label)
     ax.set_xlabel(x_label)
 
 
@@ -263,7 +267,7 @@ def use_log_axis(ax):
         ax.set_ylim(max(low, floor), high)
 
 
-def common_yardsticks(runs, metric):  # -> random, optimal: where they are the same for all of these runs; else None
+def common_yardsticks(runs, metric):  # -> random, optimal; or None, if these runs do not share them
     if not is_eval(metric):
         return None
     _, world = name_and_world(metric)
@@ -272,7 +276,8 @@ def common_yardsticks(runs, metric):  # -> random, optimal: where they are the s
 
 
 def yardsticks_of(config, world):  # -> random, optimal; or None
-    """config.json has those of the run's evaluations. In a notebook there is none yet: they are calculated."""
+    """config.json has them, for each world in which the run is evaluated. In a notebook, where a run is drawn while it is
+    trained, they are calculated."""
     if world in config.get("yardsticks", {}):
         return tuple(config["yardsticks"][world])
     if world in envs.BUILT_IN:
@@ -302,18 +307,20 @@ def moving_average(y, decay=0.8):
 
 
 # ------------------------------------------------------------------ when did a run collapse, and what moved before?
-# Find the iteration at which success was best, and the one at which it collapsed, if it did. The values of a signal until
-# the best give its healthy range. Which signals leave that range before the collapse?
+# Find the peak, the iteration at which success was best, and the collapse, if there was one. The values of a signal up
+# to the peak give its healthy range. Which signals leave that range before the collapse?
 #
 # The rule is a rough one, and the same for all signals: it says what is unusual, not what is bad. A signal that was
-# falling already before the best has a wide range, and may go on falling inside it, unseen (different thoughts, the echo
+# falling already before the peak has a wide range, and may go on falling inside it, unseen (different thoughts, the echo
 # itself, often do: look at the curve). One that did not move at all has a range without width, and leaves it at a trifle.
 # And in healthy runs, too, signals leave the range that they had while the task was learnt: compare with such runs.
-ANATOMY = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct", "true_claims")
-WINDOW = 5  # the best success is the highest mean of this many iterations: one lucky rollout is not the best
-COLLAPSED_FOR = 10  # this many iterations in a row below half of the best are a collapse, fewer are a dip
-HISTORY = 20  # from this many values one knows what is usual; a shorter log has no anatomy
-MIN_HISTORY = 5  # from fewer one knows nothing
+ANATOMY = ("eval", "success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct",
+           "true_claims")
+WINDOW = 5  # the peak is the highest mean of this many iterations: one lucky rollout is no peak
+COLLAPSED_FOR = 10  # this many iterations in a row below half of the peak are a collapse, fewer are a dip
+HISTORY = 20  # what is usual at some point is told by this many values before it
+MIN_HISTORY = 5  # or by fewer at the beginning, but not by fewer than this
+MIN_RUN = 20  # a shorter run has no anatomy
 OUTSIDE_FOR = 3  # a signal leaves its range with this many values in a row outside,
 SPIKE = 5  # ... or with one value above this many times the median of its history
 
@@ -323,28 +330,29 @@ class Signal:
     metric: str
     x: np.ndarray  # iterations
     y: np.ndarray  # values
-    healthy: tuple | None = None  # lowest, highest value in healthy times; None: success was best too early to tell
+    healthy: tuple | None = None  # lowest, highest value before the peak; None: that came too early to tell
     left_at: int | None = None  # iteration at which it left that range, before the collapse; None: it did not
     how: str = ""  # "outside" or "spike"
 
 
-def best_and_collapse(run):  # -> iteration of the best success, of the collapse (or None)
+def peak_and_collapse(run):  # -> their iterations; None: no collapse
     """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
 
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
 
-    It is best at iteration 3, and collapses at 6: there begin three iterations in a row below half of the best.
+    The peak is at iteration 3, where the highest mean, 1.0, begins: before it success still rose. The collapse is at 6,
+    where three values of success in a row, not of its mean, begin to be below half of that.
     """
     iterations, success = run.series("success")
     means = forward_means(success, WINDOW)
-    best = means.argmax()  # where the best stretch begins: before it success still rose
-    below_half = extend_if_dead(success, run) < means[best] / 2
-    for i in range(best, len(success)):
+    peak = means.argmax()
+    below_half = extend_if_dead(success, run) < means[peak] / 2
+    for i in range(peak, len(success)):
         if in_a_row(below_half, i, COLLAPSED_FOR):
-            return iterations[best], iterations[i]
-    return iterations[best], None
+            return iterations[peak], iterations[i]
+    return iterations[peak], None
 
 
 def forward_means(y, n):  # of each value and the n - 1 after it; of all, if there are not so many
@@ -363,17 +371,17 @@ def in_a_row(flags, i, n):  # are n of them true, from the i-th on?
     return flags[i:i + n].sum() == n
 
 
-def healthy_range(x, y, best_at):  # -> lowest, highest; or None
-    """The range of the last HISTORY values up to the best, widened by half its width on each side."""
-    healthy = y[x <= best_at][-HISTORY:]
-    if len(healthy) < MIN_HISTORY:  # the best came too early
+def healthy_range(x, y, peak_at):  # -> lowest, highest; or None
+    """The range of the last HISTORY values up to the peak, widened by half its width on each side."""
+    healthy = y[x <= peak_at][-HISTORY:]
+    if len(healthy) < MIN_HISTORY:
         return None
     margin = (healthy.max() - healthy.min()) / 2
     return healthy.min() - margin, healthy.max() + margin
 
 
-def left_range(x, y, healthy, best_at, collapsed_at):  # -> iteration, how; or None, ""
-    """The first iteration after the best, and before any collapse, at which
+def left_range(x, y, healthy, peak_at, collapsed_at):  # -> iteration, how; or None, ""
+    """The first iteration after the peak, and before any collapse, at which
 
         "outside"   OUTSIDE_FOR values in a row, from this one on, lie outside the healthy range, above or below
         "spike"     this value is above SPIKE times the median of the HISTORY values before it, even inside the range
@@ -381,7 +389,7 @@ def left_range(x, y, healthy, best_at, collapsed_at):  # -> iteration, how; or N
     low, high = healthy
     outside = (y < low) | (y > high)
     end = math.inf if collapsed_at is None else collapsed_at  # what moves later is no warning
-    for i in np.flatnonzero((x > best_at) & (x < end)):
+    for i in np.flatnonzero((x > peak_at) & (x < end)):
         if in_a_row(outside, i, OUTSIDE_FOR):
             return x[i], "outside"
         usual = np.median(y[max(0, i - HISTORY):i])
@@ -390,37 +398,41 @@ def left_range(x, y, healthy, best_at, collapsed_at):  # -> iteration, how; or N
     return None, ""
 
 
-def anatomy(run, metrics=ANATOMY):  # -> iteration of the best success, of the collapse (or None), list of Signal
-    best_at, collapsed_at = best_and_collapse(run)
+def anatomy(run, metrics=ANATOMY):  # -> iterations of peak and collapse (or None), list of Signal
+    peak_at, collapsed_at = peak_and_collapse(run)
     signals = []
     for metric in metrics:
         x, y = run.series(metric)
-        if len(x) < HISTORY:
+        if len(x) == 0:
             continue
-        healthy = healthy_range(x, y, best_at)
+        healthy = healthy_range(x, y, peak_at)
         left_at, how = None, ""
         if healthy is not None:
-            left_at, how = left_range(x, y, healthy, best_at, collapsed_at)
+            left_at, how = left_range(x, y, healthy, peak_at, collapsed_at)
         signals.append(Signal(metric, x, y, healthy, left_at, how))
-    return best_at, collapsed_at, signals
+    return peak_at, collapsed_at, signals
 
 
 def collapse(folder):  # -> Path of the picture
     run = load(folder)
-    enough = len(run.series("success")[0]) >= HISTORY
-    need(enough, f"{folder}: its log is shorter than {HISTORY} iterations, or has no column success")
+    enough = len(run.series("success")[0]) >= MIN_RUN
+    need(enough, f"{folder}: its log is shorter than {MIN_RUN} iterations, or has no column success")
     return draw_anatomy(run, Path(folder, "collapse.png"))
 
 
 def draw_anatomy(run, out):  # -> out
-    best_at, collapsed_at, signals = anatomy(run)
-    title = f"{envs.title(run.config['env'])}: success is best at {best_at}, no collapse"
+    peak_at, collapsed_at, signals = anatomy(run)
+    title = f"{envs.title(run.config['env'])}: peak at {peak_at}"
     if collapsed_at is not None:
-        title = f"{envs.title(run.config['env'])}: success is best at {best_at}, collapsed at {collapsed_at} (grey)"
-    colors = "green: range until the best; red: left it"
+        title += f", collapse at {collapsed_at} (grey)"
+    left = [signal for signal in signals if signal.left_at is not None]
+    if left:
+        first = min(left, key=lambda signal: signal.left_at)
+        title += f"; first to move: {look_of(first.metric).title}"
+    colors = "green: range until the peak; red: left it"
     if all(signal.healthy is None for signal in signals):
-        colors = "the best came too early to know the healthy ranges"
-    return draw_signals(f"{title}; {colors}", signals, collapsed_at, out)
+        colors = "the peak came too early to know the healthy ranges"
+    return draw_signals(f"{title}\n{colors}", signals, collapsed_at, out)
 
 
 @matplotlib.style.context(STYLE)
@@ -453,7 +465,7 @@ def draw_signal(ax, signal):
                     color="tab:red")
 
 
-# ---------------------------------------------------------------------------------- a page; a picture that is live
+# -------------------------------------------------------------------------------------- the X-ray; the live picture
 TEMPLATE = Path(__file__).parent / "figures" / "xray.html"
 
 

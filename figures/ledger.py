@@ -50,26 +50,26 @@ def above_random(run, metric):  # at the end
 def held(run, metric):
     """The share of the planned iterations before success was lost; 1: it was not. A run that loses what it could do
     before training, and never learns, counts as lost."""
-    _, lost_at = plots.best_and_collapse(run)
+    _, lost_at = plots.peak_and_collapse(run)
     return 1.0 if lost_at is None else lost_at / run.config["iterations"]
 
 
 def warned(run, metric):
     """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost, or
-    its best was so early that there is no earlier range."""
-    best_at, lost_at, signals = plots.anatomy(run, [metric])
-    if lost_at is None or best_at < plots.MIN_HISTORY:
+    its peak was so early that there is no earlier range."""
+    peak_at, lost_at, signals = plots.anatomy(run, [metric])
+    if lost_at is None or peak_at < plots.MIN_HISTORY:
         return math.nan
     return float(any(signal.left_at is not None and lost_at - signal.left_at >= 3 for signal in signals))
 
 
 def lost(run, metric):
-    _, lost_at = plots.best_and_collapse(run)
+    _, lost_at = plots.peak_and_collapse(run)
     return float(lost_at is not None)
 
 
 def updates_until_lost(run):  # -> number of gradient steps; inf: it was not lost
-    _, lost_at = plots.best_and_collapse(run)
+    _, lost_at = plots.peak_and_collapse(run)
     if lost_at is None:
         return math.inf
     return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_at)

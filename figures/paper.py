@@ -350,7 +350,7 @@ def fill_after_death(values, iterations, metric):  # values: {iteration: value},
 
 
 def with_survival(run):  # -> Run with that column
-    _, lost_at = plots.best_and_collapse(run)
+    _, lost_at = plots.peak_and_collapse(run)
     new = []
     for row in run.rows:
         is_lost = lost_at is not None and row["iteration"] >= lost_at
@@ -368,10 +368,14 @@ def anatomy(name, args):  # -> Markdown of the picture of a run that shows the t
     if seed not in trapped:  # with another model
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
+    out = args.folder / f"{name}.png"
     title = PAPER["figures"][name]["title"]
-    signals = [plots.Signal(metric, *runs[seed].series(metric)) for metric in PAPER["figures"][name]["signals"]]
-    _, collapsed_at = plots.best_and_collapse(runs[seed])
-    plots.draw_signals(title, signals, collapsed_at, args.folder / f"{name}.png")
+    if "signals" in PAPER["figures"][name]:  # these only, and no marks
+        signals = [plots.Signal(metric, *runs[seed].series(metric)) for metric in PAPER["figures"][name]["signals"]]
+        _, collapsed_at = plots.peak_and_collapse(runs[seed])
+        plots.draw_signals(title, signals, collapsed_at, out)
+    else:
+        plots.draw_anatomy(runs[seed], out)
     title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
@@ -490,12 +494,12 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
 
 
 # ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig-anatomy": anatomy, "fig": figure, "table": table, "results": results, "starts": starts, "updates": updates,
-         "claims": claims}
+KINDS = {"fig-anatomy": anatomy, "fig-collapse": anatomy, "fig": figure, "table": table, "results": results,
+         "starts": starts, "updates": updates, "claims": claims}
 
 
 def show(name, args):  # -> Markdown
-    kind = re.match("fig-anatomy|fig|table|results|starts|updates|claims", name)[0]
+    kind = next(kind for kind in KINDS if name.startswith(kind))
     return KINDS[kind](name, args)
 
 

@@ -137,7 +137,8 @@ def by_length(steps):  # (n,2) -> Markdown
     for low, high in zip(LENGTHS, LENGTHS[1:]):
         rarest = steps[(low <= steps[:, 0]) & (steps[:, 0] < high), 1]
         if len(rarest) > 0:
-            lines.append(f"| {low:g} to {high:g} | {len(rarest)} | {np.median(rarest):.3f} | {np.mean(rarest < RARE):.2f} |")
+            share = np.mean(rarest < RARE)
+            lines.append(f"| {low:g} to {high:g} | {len(rarest)} | {np.median(rarest):.3f} | {share:.2f} |")
     return "\n".join(lines)
 
 
