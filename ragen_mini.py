@@ -25,9 +25,9 @@ Words
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
     entropy     of a token's choice, -sum p log p over the vocabulary: 0 if there is no doubt, large if all is open
 
-Part 1 is the method, in the order in which one would lecture. Its last functions are the loop above: `train` repeats,
-`iterate` plays, `learn` is the other four lines. Part 2 is the engine room (memory, speed, files): skip it on first
-reading. Part 3 is the command line.
+Part 1 is the method, in the order in which one would lecture: why it works, an episode as tokens, playing, advantages,
+losses, the loop. Its last functions are the loop above: `train` repeats, `iterate` plays, `learn` is the other four
+lines. Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
 model wrote, b rows of a pass, V words of the vocabulary, D the model's width. B is P*N after the rollout, less after
 the filter.
@@ -79,51 +79,60 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 # ===========================================================================================================
 # PART 1: THE METHOD
 # ===========================================================================================================
-# It calls functions of part 2, so that you can skip that. Those that matter here:
+# --------------------------------------------------------------------------- why it works: the policy gradient
+# Neither the sampling of a token nor the world has a gradient. So the model plays, and then makes likelier what it wrote
+# in good episodes. The simplest loss for that, known as REINFORCE, is
+#
+#     loss = -(R * logp)[mask].mean()        R: the return of the episode to which the token belongs
+#
+# It is cross-entropy on the model's own text, where good episodes weigh more. All that follows puts something better, A,
+# in the place of R, or makes several steps out of one rollout. (Such a loss need not go down in training, since each
+# rollout is another text. What should go up is the return.)
+#
+# Why does a step down this loss raise the mean return <R>, the mean over all episodes tau that pi, the policy at the
+# temperature of the rollout, may play? We want the gradient of <R> with respect to the weights:
+#  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
+#     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. Since
+#     grad log p = grad p / p, we may write p grad log p for grad p:
+#         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
+#     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
+#     proportion to its return. (The code also divides by the number of tokens: see gradient_step.)
+#     In numbers: with chance p an arm is chosen that pays 0.25 on average, else one that pays 0.15. <R> is
+#     0.25 p + 0.15 (1 - p), its slope 0.10. By playing: the first arm comes with chance p and contributes 0.25 / p, its
+#     return times the derivative of log p; the other one comes with chance 1 - p and contributes -0.15 / (1 - p). The
+#     mean is 0.25 - 0.15 = 0.10.
+#  2. From R one may subtract, at each token, a *baseline*: whatever was known before the token was written, or does not
+#     depend on it, such as other episodes. Given the text so far that is a constant c, and it adds c times the mean of
+#     grad log pi, which is 0: summed over the words of the vocabulary, sum pi grad log pi = sum grad pi = grad (sum pi)
+#     = grad 1 = 0.
+#  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
+#     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
+#     those still to come. GRPO subtracts the group's mean return, of episodes that were played without this token (and
+#     of its own, which makes all differences smaller, by the factor (N-1)/N, and changes nothing else).
+#  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
+#     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
+#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
+#     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
+#     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
+# What goes beyond this proof has a reason, which stands beside it, and often a price, which stands in the footnotes at
+# the end of part 1: [1], [2], ...
+
+
+# `cfg` holds the settings, by their names on the command line (--help explains all): in an iteration P = 8 prompts and
+# N = 16 rollouts, in an update E = 32 trajectories (update_size); 1 epoch; gamma = lam = 1; kl_coef 0.001.
+#
+# Of part 2, which you can skip, these functions are called here:
 #     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
 #     encode                       a message in the model's chat template, as ids; and behind it the first tag of the
 #                                  answer, <think>, which is given to the model and not trained
+#     first_tag, ends_of_answers   <think>; the tokens that end an answer
 #     KVCache, next_token_logp     what each episode has read so far; log-probs (b,V) of the token that comes next
 #     on_grid(function, batch)     function(part) for all of the batch without gradient, each number in its place: (B,T-1)
 #     grid_logps                   log pi of every token that the model wrote, in its place: (B,T-1)
 #     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
 #     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
+#     judge_thought, statistics    an extra (is what a thought says true?); what is logged of an iteration
 #     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
-#     first_tag, ends_of_answers   <think>; the tokens that end an answer
-#     judge_thought, statistics    an extra, is what a thought says true?; what is logged of an iteration
-
-
-def option(default, text):
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass
-class Method:
-    """The settings of the method; those of worlds, models and files are added in part 3. `cfg` is all of them. Where the
-    default is None it depends on --starpo-s, or on --model."""
-    prompts: int = option(8, "P: initial states per iteration")
-    rollouts: int = option(16, "N: episodes from each initial state")
-    max_turns: int = option(5, "turns of an episode")
-    max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
-    max_actions: int = option(10, "actions of an episode")
-    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
-    no_think: bool = option(False, "answer at once, without <think>...</think>")
-    temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
-    starpo_s: bool = option(False, "StarPO-S: changes the next three settings")
-    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1; with --starpo-s 0.25)")
-    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001; with --starpo-s 0)")
-    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)")
-    clip_low: float = option(0.2, "the ratio is clipped below 1 - clip_low")
-    entropy_coef: float = option(0.001, "weight of the entropy bonus")
-    algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
-    gamma: float = option(1.0, "ppo: discount, per token that the model wrote")
-    lam: float = option(1.0, "ppo: lambda of GAE")
-    adv_norm: str = option("std", "grpo: std (divide by the group's, eq. 5) or mean (only subtract it)")
-    update_size: int = option(32, "E: trajectories per update")
-    epochs: int = option(1, "passes over the trajectories of an iteration")
-    online_k: int = option(1, "collect k*P prompts at once, then update on k slices of P (Fig. 10)")
-    lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
-    critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
 
 
 @dataclass
@@ -228,26 +237,25 @@ def take_turn(traj, tok, cfg, ends):
     text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
     empty_thought = "<think></think>" if cfg.no_think else ""  # so that parse_answer needs one pattern only
     actions = parse_answer(empty_thought + text, env.actions, cfg.max_actions_per_turn)
-    turn = dict(state=env.render(), answer=text, valid=actions is not None, reward=0.0, tokens=len(answer))
-    # An extra, before the world moves: are the thought's claims true? For the log; it pays only with --truth-reward.
-    bonus = judge_thought(turn, env, cfg)
+    turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=len(answer))
+    bonus = judge_thought(turn, env, cfg)  # before the world moves; 0, unless --truth-reward is given
+    reward = 0.0
     if not turn["valid"]:
-        turn["reward"] += FORMAT_PENALTY  # and nothing moves (released code: known actions beside an unknown one do)
+        reward = FORMAT_PENALTY  # and nothing moves (released code: known actions beside an unknown one do)
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
-        _, reward, _, _, info = env.step(action)
-        turn["reward"] += reward
+        _, gained, _, _, info = env.step(action)
+        reward += gained
         traj.actions_left -= 1
         traj.success = info["success"]
-    reward_shown = turn["reward"]  # in the next message
-    turn["reward"] += bonus
+    turn["reward"] = reward + bonus
     traj.turns.append(turn)
     traj.reward[-1] = turn["reward"]
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
-        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, reward_shown), after_answer=True)
-        if answer[-1] == ends[0]:  # the message begins with the token that ends an answer: the model has written it
+        following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, reward), after_answer=True)
+        if answer[-1] == ends[0]:  # the message begins with it, to close the answer; but the model has written it
             following = following[1:]
         traj.add_message(following)
 
@@ -292,40 +300,6 @@ def answer_is_complete(traj, ends, cfg):
     return traj.ids[-1] in ends or len(traj.ids) - traj.answer_start == cfg.max_new_tokens
 
 
-# --------------------------------------------------------------------------- why it works: the policy gradient
-# Neither the sampling of a token nor the world has a gradient. So the model plays, and then makes likelier what it wrote
-# in good episodes. The simplest loss for that is
-#
-#     loss = -(R * logp)[mask].mean()        R: the return of the episode to which the token belongs
-#
-# which is cross-entropy on the model's own text, where good episodes weigh more. All that follows puts something better,
-# A, in the place of R, or makes several steps out of one rollout. (Such a loss need not go down in training, since each
-# rollout is another text. What should go up is the return.)
-#
-# Why does a step down this loss raise the mean return <R>, the mean over all episodes tau that pi, the policy at the
-# temperature of the rollout, may play? We want the gradient of <R> with respect to the weights:
-#  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
-#     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. Since
-#     grad log p = grad p / p, we may write p grad log p for grad p:
-#         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
-#     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
-#     proportion to its return.
-#  2. From R one may subtract, at each token, whatever was known before it was written, or does not depend on it, such
-#     as other episodes. Given the text so far that is a constant c, and it adds c times the mean of grad log pi, which
-#     is 0: summed over the words of the vocabulary, sum pi grad log pi = sum grad pi = grad (sum pi) = grad 1 = 0.
-#  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
-#     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
-#     those still to come. GRPO subtracts the group's mean return, of episodes that were played without this token (and
-#     of its own, which makes all differences smaller, by the factor (N-1)/N, and changes nothing else).
-#  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
-#     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
-#     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
-#     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
-# (Elsewhere the method of step 1 is called REINFORCE, and what is subtracted a baseline.) What goes beyond this proof has
-# a reason, which stands beside it, and often a price, which stands in the footnotes at the end of part 1: [1], [2], ...
-
-
 # --------------------------------------------------------------------- which trajectories, and how good were they
 def returns(trajs, cfg):  # -> (P,N)
     R = torch.tensor([traj.R for traj in trajs])  # in the order of their groups
@@ -335,9 +309,10 @@ def returns(trajs, cfg):  # -> (P,N)
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
-    returns are all alike there is little to learn from (GRPO: A is 0); where they differ, the policy does not know its
-    way yet. It is the paper's remedy against the Echo Trap, in which a policy comes to think the same in every episode,
-    and then loses what it had learnt (README). [1]
+    returns are all alike there is little to learn from (GRPO: A is 0). That they differ the paper takes as not knowing
+    one's way yet; it may also be luck. [1]
+    The filter is the paper's remedy against the Echo Trap, in which a policy comes to think the same in every episode,
+    and then loses what it had learnt (README).
     """
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
@@ -386,7 +361,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
     Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
     +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
-    Subtracting the mean needs no such warning (step 2 of the proof)."""
+    Subtracting the mean needs no such warning (steps 2 and 3 of the proof)."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -416,7 +391,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         to come, less v  1 - 0.2       = 0.8    1 - 0.3       = 0.7      -       1 - 0.6     = 0.4    as it should
     """
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the last turn, whatever ended it
+    # After the last turn nothing comes, even if it was the limit of turns or actions that ended the episode.
+    next_advantage = next_value = torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
         ours = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where the token is not ours
@@ -453,11 +429,9 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): mean 0 and std 1 over all tokens of the batch. Then the entropy bonus
-    # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. To subtract a mean is step 2 of
-    # the proof. All tokens of a batch are divided by the *same* number: within it that changes how long the gradient is,
-    # not which token is preferred (eq. 5 divides each group by its own). Between batches it has the fault of eq. 5: one
-    # in which a single return differs is stretched to the same size as others. With up to 128 episodes from several
-    # prompts that is rarer than in a group of 16. [3]
+    # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. Within a batch it does no harm:
+    # all tokens are divided by the *same* number, so that none is preferred to another. Between batches it has a weaker
+    # form of the fault of eq. 5: one in which a single return differs is stretched to the size of the others. [3]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
@@ -548,9 +522,10 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
 @autocast
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The proof has a mean over episodes of a sum over tokens; we divide the same sum by the number of trained tokens of
-    these rows. In parts that fit into memory. NOTE: divide by the tokens of *all* parts: parts differ in size, and pads
-    are no tokens. Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its
-    own, so that one bad batch does not fill Adam's averages. [6]"""
+    these rows. [6] They are passed through in parts that fit into memory, whose gradients add up. NOTE: divide by the
+    tokens of *all* parts: parts differ in size, and pads are no tokens.
+    Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one
+    bad batch does not fill Adam's averages."""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
     for _, part in micro_batches(batch, rows):
@@ -574,7 +549,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             norms.append(torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item())
     stats["grad_norm"] = norms[0]  # the policy's
     need(np.isfinite([*stats.values(), *norms]).all(), message_not_finite("loss or gradient", cfg))
-    models.optimizer.step()  # [8]
+    models.optimizer.step()  # Adam: its steps may be very long after a calm [8]
     models.optimizer.zero_grad()
     return stats
 
@@ -1396,9 +1371,38 @@ MAY_BE_ZERO = {"seed", "play", "eval_every", "success_rate", "gamma", "lam", "cl
 AT_MOST_ONE = {"keep", "success_rate", "gamma", "lam", "clip_low"}
 
 
+def option(default, text):
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
-class Config(Method):
-    """All settings of a run. __post_init__ fills in what is None."""
+class Config:
+    """All settings of a run. Where the default is None it depends on --starpo-s, or on --model: see __post_init__."""
+    # the method
+    prompts: int = option(8, "P: initial states per iteration")
+    rollouts: int = option(16, "N: episodes from each initial state")
+    max_turns: int = option(5, "turns of an episode")
+    max_actions_per_turn: int = option(5, "further actions of an answer are dropped")
+    max_actions: int = option(10, "actions of an episode")
+    max_new_tokens: int | None = option(None, "tokens that the model may write in a turn (tiny: 40, others: 400)")
+    no_think: bool = option(False, "answer at once, without <think>...</think>")
+    temperature: float = option(1.0, "of the rollout; evaluation is at 0.5")
+    starpo_s: bool = option(False, "StarPO-S: changes the next three settings")
+    keep: float | None = option(None, "share of the prompts that is kept, most uncertain first (1; with --starpo-s 0.25)")
+    kl_coef: float | None = option(None, "weight of the KL penalty in the reward (0.001; with --starpo-s 0)")
+    clip_high: float | None = option(None, "the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)")
+    clip_low: float = option(0.2, "the ratio is clipped below 1 - clip_low")
+    entropy_coef: float = option(0.001, "weight of the entropy bonus")
+    algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group)")
+    gamma: float = option(1.0, "ppo: discount, per token that the model wrote")
+    lam: float = option(1.0, "ppo: lambda of GAE")
+    adv_norm: str = option("std", "grpo: std (divide by the group's, eq. 5) or mean (only subtract it)")
+    update_size: int = option(32, "E: trajectories per update")
+    epochs: int = option(1, "passes over the trajectories of an iteration")
+    online_k: int = option(1, "collect k*P prompts at once, then update on k slices of P (Fig. 10)")
+    lr: float | None = option(None, "Adam, policy (tiny: 4e-4, other models: 1e-6)")
+    critic_lr: float | None = option(None, "Adam, critic (tiny: 1e-3, other models: 1e-5)")
+    # worlds, models, files
     env: str = option("frozenlake", "world to train in; python envs.py lists them")
     model: str = option("auto", "tiny (embedded), a folder or a hub id; auto: tiny, or Qwen2.5-0.5B-Instruct on a GPU")
     device: str = option("auto", "cuda, mps or cpu; auto: cuda if there is one, else cpu")
