@@ -95,7 +95,7 @@ class Env:
     world adds four methods:
 
         draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. A
-                                       staticmethod, since find_level remembers what it returns
+                                       staticmethod: find_level remembers its results, for all instances
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -118,7 +118,7 @@ class Env:
             seed = int(np.random.default_rng().integers(len(EVAL_SEEDS), 2 ** 31))
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # without the 1: those that `find_level` used
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 keeps them apart from those that drew the level
         self.over = False
         return self.render(), {"success": False}
 
@@ -149,6 +149,47 @@ def find_level(world, draw_args, seed):  # -> level, initial state
             return drawn
     raise UserError(f"{world.__name__}: {TRIES} tries gave no level for seed {seed}. Does `draw` return None too often? "
                     "Or are there so few levels that none can be held out? Then write split = False")
+
+
+# --------------------------------------------------------------------------------------------------- bandit
+class Bandit(Env):
+    """Two arms, known by names that hint at which is which; one pull. The sure one always pays 0.15 (RAGEN's code: 0.1),
+    the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
+    pays. State: None before the pull, then the name of the arm that was pulled. The seed shuffles the order."""
+    split = False  # there are only two levels
+    claim = "safe|risky"
+
+    def __init__(self, sure, risky):
+        self.sure = sure
+        self.risky = risky
+        self.actions = (sure, risky)
+        self.draw_args = (sure, risky)
+        self.instruction = (
+            "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
+            "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
+
+    @staticmethod
+    def draw(rng, sure, risky):
+        if rng.random() < 0.5:
+            return {"shown": (sure, risky)}, None
+        return {"shown": (risky, sure)}, None
+
+    def outcomes(self, state, action):
+        if action == self.sure:
+            return [(1.0, self.sure, 0.15, True)]
+        return [(0.75, self.risky, 0.0, True), (0.25, self.risky, 1.0, True)]
+
+    def won(self, state):
+        return state == self.risky
+
+    def render(self):
+        if self.state is None:
+            first, second = self.level["shown"]
+            return f"The arms are {first} and {second}."
+        return f"You pulled {self.state}."
+
+    def facts(self):
+        return {self.sure: "safe", self.risky: "risky"}
 
 
 # ---------------------------------------------------------------------------------------------- frozen lake
@@ -207,47 +248,6 @@ class FrozenLake(Env):
 
     def facts(self):
         return {"goal": offset(self.state, self.level["goal"])}
-
-
-# --------------------------------------------------------------------------------------------------- bandit
-class Bandit(Env):
-    """Two arms, known by names that hint at which is which; one pull. The sure one always pays 0.15 (RAGEN's code: 0.1),
-    the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
-    pays. State: None before the pull, then the name of the arm that was pulled. The seed shuffles the order."""
-    split = False  # there are only two levels
-    claim = "safe|risky"
-
-    def __init__(self, sure, risky):
-        self.sure = sure
-        self.risky = risky
-        self.actions = (sure, risky)
-        self.draw_args = (sure, risky)
-        self.instruction = (
-            "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
-            "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
-
-    @staticmethod
-    def draw(rng, sure, risky):
-        if rng.random() < 0.5:
-            return {"shown": (sure, risky)}, None
-        return {"shown": (risky, sure)}, None
-
-    def outcomes(self, state, action):
-        if action == self.sure:
-            return [(1.0, self.sure, 0.15, True)]
-        return [(0.75, self.risky, 0.0, True), (0.25, self.risky, 1.0, True)]
-
-    def won(self, state):
-        return state == self.risky
-
-    def render(self):
-        if self.state is None:
-            first, second = self.level["shown"]
-            return f"The arms are {first} and {second}."
-        return f"You pulled {self.state}."
-
-    def facts(self):
-        return {self.sure: "safe", self.risky: "risky"}
 
 
 # -------------------------------------------------------------------------------------------------- sokoban
@@ -331,8 +331,8 @@ def make(name, success_rate=1 / 3):
 
 # ----------------------------------------------------------------------------------- solver and yardsticks
 def solve(env):
-    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or None. The state is one
-    that is not won yet."""
+    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or None. To be called
+    before the level is won."""
     paths = {env.state: []}
     queue = [env.state]
     for state in queue:  # the list grows while we walk along it: breadth first
@@ -353,14 +353,14 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
                               sum over outcomes of p times chance(next state, left - 1)
-                              (where the episode is over, with left = 0 instead of left - 1)
+                              (where the episode is over no actions are left: 1 or 0)
 
     Elsewhere this is called a value function. Here the dice are known, so that it can be calculated; PPO's critic must
     learn a similar one (of the return, of the model's own play) from samples.
 
     Bandit, one action: Teacher leads to a state that is lost, Engineer to one that is won (it is the better decision,
     whatever it pays). The chances are 0 and 1: 0.5 for the random player, 1 for the best one."""
-    outcomes = remembered(env, horizon)  # as env.outcomes, which is asked only once
+    outcomes = remembered(env, horizon)  # env.outcomes with a memory (second part)
 
     @lru_cache(maxsize=None)  # many paths lead to the same state
     def chance(state, left, combine):  # of success, with so many actions left
@@ -380,16 +380,9 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     return np.array(curves)
 
 
-def interval(p, n, z=1.96):
-    """Wilson's 95% interval of a share p that was seen in n episodes; it stays inside 0..1 -> low, high."""
-    shrink = 1 + z * z / n
-    center = (p + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
-    return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
-
-
 # ===========================================================================================================
-# END OF THE FIRST READING. What follows: Sokoban's levels, thoughts, worlds of your own, the command line
+# END OF THE FIRST READING. Worth reading some day: how Sokoban's levels are drawn. The rest is housekeeping: thoughts,
+# yardsticks of a run, worlds of your own, the command line
 # ===========================================================================================================
 # ------------------------------------------------------------------------------------- how Sokoban's levels are drawn
 def sokoban_level(rng, size, boxes):  # -> (level, initial state), or None
@@ -511,6 +504,14 @@ def remembered(env, horizon):  # -> a function as env.outcomes, which asks it on
             known[state, action] = env.outcomes(state, action)
         return known[state, action]
     return outcomes
+
+
+def interval(p, n, z=1.96):
+    """Wilson's 95% interval of a share p that was seen in n episodes; it stays inside 0..1 -> low, high."""
+    shrink = 1 + z * z / n
+    center = (p + z * z / (2 * n)) / shrink
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
 # ------------------------------------------------------------------------------------- a world of your own

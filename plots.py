@@ -5,9 +5,9 @@
     python plots.py collapse RUN ...        the anatomy of a run: which signal moved first? RUN/collapse.png
     python plots.py xray RUN ...            every token of two episodes and what it earned: RUN/xray.html
 
-A *metric* is a column of the log, such as "reward" (COLUMNS, near the end, explains all). Since a run may be evaluated in
-several worlds, "eval sokoban" is its success in Sokoban, "eval" alone that in the world in which it was trained. The top
-of ragen_mini.py says what turns, thoughts, returns and groups are.
+A *metric* is a column of the log, such as "reward" (COLUMNS, near the end, explains them), or one of three that are made
+of columns: "seconds", the time so far; "eval sokoban", success in Sokoban (a run may be evaluated in several worlds);
+"eval", success in the world in which it was trained. The top of ragen_mini.py says what turns, returns and groups are.
 """
 import argparse
 import io
@@ -52,7 +52,7 @@ LOOKS = DASHBOARD | {
     "eval": Look("success", smooth=False),  # the dashboard begins with it, a panel for each world
     "success": Look("success (training)"),
     "grad_norm_max": Look("largest gradient norm", log_axis=True),
-    "value_loss": Look("value loss"),  # this one and the next: in figures/paper.py
+    "value_loss": Look("value loss"),  # drawn in figures/paper.py only, as is the next
     "clip_fraction": Look("clipped tokens / tokens"),
 }
 
@@ -81,28 +81,27 @@ class Run:
     def series(self, metric):  # -> iterations, values: of the rows that have it
         x, y = [], []
         for row in self.rows:
-            value = self.value(row, metric)
+            value = flatten(row, self.config["env"]).get(metric)
             if value is not None:
                 x.append(row["iteration"])
                 y.append(value)
         y = np.array(y, dtype=float)
-        if metric == "seconds":  # so far
-            y = np.cumsum(y)
-        return np.array(x), y
-
-    def value(self, row, metric):  # -> number, or None
-        name, world = name_and_world(metric)
-        if name == "eval":  # a dict: {"sokoban": 0.4, ...}
-            return row.get("eval", {}).get(world or self.config["env"])
-        if name == "seconds" and "seconds_update" in row:
-            return row["seconds_rollout"] + row["seconds_update"]
-        return row.get(name)
+        return np.array(x), np.cumsum(y) if metric == "seconds" else y
 
     def worlds(self):  # in which it was evaluated
         return list(dict.fromkeys(world for row in self.rows for world in row.get("eval", {})))
 
     def is_dead(self):  # it ended by itself: in ten iterations all returns were equal, and nothing could be learnt
         return bool(self.rows) and "dead" in self.rows[-1]
+
+
+def flatten(row, own_world):  # {"eval": {"sokoban": 0.4}} -> {"eval sokoban": 0.4, "eval": 0.4 if that is its own world}
+    evaluated = row.get("eval", {})
+    flat = row | {f"eval {world}": success for world, success in evaluated.items()}
+    flat["eval"] = evaluated.get(own_world)
+    if "seconds_update" in row:
+        flat["seconds"] = row["seconds_rollout"] + row["seconds_update"]
+    return flat
 
 
 def load(folder):  # -> Run
@@ -115,13 +114,13 @@ def load(folder):  # -> Run
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(to_row(line))
+            rows.append(parse_row(line))
         except Exception as error:  # whatever is wrong with it
             raise UserError(f"{log_file}, line {number}, is damaged ({error!r})") from error
     return Run(config, rows)
 
 
-def to_row(line):  # -> dict, of numbers (but for a warning, which is text); raises some exception if it is none
+def parse_row(line):  # -> dict; raises some exception where a number is none, before a picture is begun
     row = json.loads(line)
     numbers = row | row.get("eval", {})
     for name in numbers.keys() - {"eval", "warning"}:
@@ -162,7 +161,7 @@ def curves(folders, out=None):  # -> Path of the picture
     if len(set(labels)) < len(labels):  # runs of the same name, in different folders
         labels = [str(folder) for folder in folders]
     runs = {label: load(folder) for label, folder in zip(labels, folders)}
-    return dashboard(runs, Path(out), columns=4, metrics=DASHBOARD)
+    return dashboard(runs, Path(out), per_row=4, metrics=DASHBOARD)
 
 
 def free_name():  # curves.png, curves2.png, ...: a picture that is there may be of other runs
@@ -174,7 +173,7 @@ def free_name():  # curves.png, curves2.png, ...: a picture that is there may be
     return out
 
 
-def dashboard(runs, out, columns, metrics):  # runs: {label: Run} -> out
+def dashboard(runs, out, per_row, metrics):  # runs: {label: Run} -> out
     """Success in every world in which some run was evaluated, then these metrics, if some run has them."""
     worlds = list(dict.fromkeys(world for run in runs.values() for world in run.worlds()))
     panels = []
@@ -184,12 +183,30 @@ def dashboard(runs, out, columns, metrics):  # runs: {label: Run} -> out
             panels.append(Panel(metric, title_of(metric), lines, common_yardsticks(lines.values(), metric)))
     need(panels, f"{' '.join(runs)}: no iteration is finished, nothing to draw")
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    return draw(" / ".join(sorted(subjects)), panels, out, columns)
+    return draw(" / ".join(sorted(subjects)), panels, out, per_row)
 
 
 def title_of(metric):
     _, world = name_and_world(metric)
     return f"{envs.title(world)} {look_of(metric).title}" if world else look_of(metric).title
+
+
+def common_yardsticks(runs, metric):  # -> random, optimal; or None, if these runs do not share them
+    if not is_eval(metric):
+        return None
+    _, world = name_and_world(metric)
+    found = {yardsticks_of(run.config, world or run.config["env"]) for run in runs}
+    return found.pop() if len(found) == 1 else None
+
+
+def yardsticks_of(config, world):  # -> random, optimal; or None
+    """config.json has them, for each world in which the run is evaluated. In a notebook, where a run is drawn while it is
+    trained, they are calculated."""
+    if world in config.get("yardsticks", {}):
+        return tuple(config["yardsticks"][world])
+    if world in envs.BUILT_IN:
+        return tuple(envs.yardsticks_of_run(world, config))
+    return None
 
 
 STYLE = ["petroff10", {  # colours that all readers tell apart
@@ -199,8 +216,8 @@ DASHES = ("-", "--", "-.", ":")
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
-def draw(title, panels, out, columns):  # list of Panel -> out
-    fig, axes = grid(len(panels), columns)
+def draw(title, panels, out, per_row):  # list of Panel -> out (a file, or a buffer)
+    fig, axes = grid(len(panels), per_row)
     labels = labels_of(panels)
     for ax, panel in zip(axes, panels):
         for label, run in panel.lines.items():
@@ -209,10 +226,10 @@ def draw(title, panels, out, columns):  # list of Panel -> out
     return save(fig, axes, title, out)
 
 
-def grid(count, columns):  # -> figure, list of axes
-    height = math.ceil(count / columns)  # in panels
+def grid(count, per_row):  # -> figure, list of axes
+    height = math.ceil(count / per_row)  # in panels
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
-    return fig, [fig.add_subplot(height, columns, place + 1) for place in range(count)]
+    return fig, [fig.add_subplot(height, per_row, place + 1) for place in range(count)]
 
 
 def labels_of(panels):  # all of them: a line keeps its colour in every panel, also where others are missing
@@ -267,24 +284,6 @@ def use_log_axis(ax):
         ax.set_ylim(max(low, floor), high)
 
 
-def common_yardsticks(runs, metric):  # -> random, optimal; or None, if these runs do not share them
-    if not is_eval(metric):
-        return None
-    _, world = name_and_world(metric)
-    found = {yardsticks_of(run.config, world or run.config["env"]) for run in runs}
-    return found.pop() if len(found) == 1 else None
-
-
-def yardsticks_of(config, world):  # -> random, optimal; or None
-    """config.json has them, for each world in which the run is evaluated. In a notebook, where a run is drawn while it is
-    trained, they are calculated."""
-    if world in config.get("yardsticks", {}):
-        return tuple(config["yardsticks"][world])
-    if world in envs.BUILT_IN:
-        return tuple(envs.yardsticks_of_run(world, config))
-    return None
-
-
 def draw_yardsticks(ax, random, optimal):
     across = ax.get_yaxis_transform()  # x from 0 to 1 whatever the iterations are
     white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
@@ -330,7 +329,7 @@ class Signal:
     metric: str
     x: np.ndarray  # iterations
     y: np.ndarray  # values
-    healthy: tuple | None = None  # lowest, highest value before the peak; None: that came too early to tell
+    healthy: tuple | None = None  # low, high, see healthy_range; None: the peak came too early to tell
     left_at: int | None = None  # iteration at which it left that range, before the collapse; None: it did not
     how: str = ""  # "outside" or "spike"
 
@@ -429,7 +428,7 @@ def draw_anatomy(run, out):  # -> out
     if left:
         first = min(left, key=lambda signal: signal.left_at)
         title += f"; first to move: {look_of(first.metric).title}"
-    colors = "green: range until the peak; red: left it"
+    colors = "green: healthy range; red: left it"
     if all(signal.healthy is None for signal in signals):
         colors = "the peak came too early to know the healthy ranges"
     return draw_signals(f"{title}\n{colors}", signals, collapsed_at, out)
@@ -491,7 +490,7 @@ def live(cfg, rows):
     if not (due or finished):
         return
     picture = io.BytesIO()
-    dashboard({"this run": Run(vars(cfg), rows)}, picture, columns=3, metrics=["reward", "entropy"])
+    dashboard({"this run": Run(vars(cfg), rows)}, picture, per_row=3, metrics=["reward", "entropy"])
     clear_output(wait=True)
     display(Image(picture.getvalue()))
 

@@ -16,7 +16,7 @@ Words
     action      a word inside an answer that moves the world; an answer may hold several
     token       a piece of text, as an id of the vocabulary. A *time step* of the algorithm is a token that the model
                 wrote, not a turn
-    return      R(tau): the sum of the rewards of all turns of a trajectory
+    return      R(tau): the sum of the rewards of all turns of a trajectory (return to come: of those after a token)
     advantage   how much better than expected things went after a token (GRPO: in its whole episode)
     ratio       a token's probability now, divided by its probability when it was sampled
     update      one gradient step, on E = 32 trajectories
@@ -25,9 +25,9 @@ Words
     critic      a second network that forecasts, before each token, the rewards still to come (PPO only)
     entropy     of a token's choice, -sum p log p over the vocabulary: 0 if there is no doubt, large if all is open
 
-Part 1 is the method, in the order in which one would lecture: why it works, an episode as tokens, playing, advantages,
-losses, the loop. Its last functions are the loop above: `train` repeats, `iterate` plays, `learn` is the other four
-lines. Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line.
+Part 1 is the method, in the order in which one would lecture: why it works; `learn`, which is the loop above but for its
+first line; an episode as tokens, playing, advantages, losses; `iterate`, which plays and learns, and `train`, which
+repeats it. Part 2 is the engine room (memory, speed, files): skip it on first reading. Part 3 is the command line.
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
 model wrote, b rows of a pass, V words of the vocabulary, D the model's width. B is P*N after the rollout, less after
 the filter.
@@ -98,19 +98,20 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
 #     proportion to its return. (The code also divides by the number of tokens: see gradient_step.)
 #     In numbers: with chance p an arm is chosen that pays 0.25 on average, else one that pays 0.15. <R> is
-#     0.25 p + 0.15 (1 - p), its slope 0.10. By playing: the first arm comes with chance p and contributes 0.25 / p, its
-#     return times the derivative of log p; the other one comes with chance 1 - p and contributes -0.15 / (1 - p). The
-#     mean is 0.25 - 0.15 = 0.10.
+#     0.25 p + 0.15 (1 - p), its slope in p is 0.10. By playing: the first arm comes with chance p and contributes
+#     0.25 / p, its return times the derivative of log p; the other one comes with chance 1 - p and contributes
+#     -0.15 / (1 - p). The mean is 0.25 - 0.15 = 0.10.
 #  2. From R one may subtract, at each token, a *baseline*: whatever was known before the token was written, or does not
-#     depend on it, such as other episodes. Given the text so far that is a constant c, and it adds c times the mean of
+#     depend on it, such as other episodes. Given the text so far that is a constant c. It takes away c times the mean of
 #     grad log pi, which is 0: summed over the words of the vocabulary, sum pi grad log pi = sum grad pi = grad (sum pi)
 #     = grad 1 = 0.
 #  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
 #     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
 #     those still to come. GRPO subtracts the group's mean return, of episodes that were played without this token (and
 #     of its own, which makes all differences smaller, by the factor (N-1)/N, and changes nothing else).
-#  4. A token of pi_old's counts like one of pi's if it is multiplied by ratio = pi / pi_old (importance sampling):
-#     sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is A * grad log pi.
+#  4. Weighted by ratio = pi / pi_old, tokens that pi_old sampled count on average as if pi had sampled them (importance
+#     sampling): sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is
+#     A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
 #     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
 #     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
@@ -118,8 +119,22 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 # the end of part 1: [1], [2], ...
 
 
-# `cfg` holds the settings, by their names on the command line (--help explains all): in an iteration P = 8 prompts and
-# N = 16 rollouts, in an update E = 32 trajectories (update_size); 1 epoch; gamma = lam = 1; kl_coef 0.001.
+# --------------------------------------------------------------------------- what is done with a rollout, in ten lines
+def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
+    R = returns(trajs, cfg)  # (P,N)
+    kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
+    if nothing_to_compare(R[kept], cfg):  # all returns are equal
+        return [], {}, []
+    chosen = []
+    for group in kept:
+        chosen += trajs[group * cfg.rollouts:(group + 1) * cfg.rollouts]
+    batch = compute_advantages(chosen, R[kept], models, cfg)
+    return chosen, batch, updates(batch, models, cfg, seed)
+
+
+# What follows is the playing that comes before `learn`, and then its pieces, one by one. `cfg` holds the settings, by their
+# names on the command line (--help explains all): in an iteration P = 8 prompts and N = 16 rollouts, in an update E = 32
+# trajectories (update_size); 1 epoch; gamma = lam = 1; kl_coef 0.001.
 #
 # Of part 2, which you can skip, these functions are called here:
 #     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
@@ -150,7 +165,16 @@ SHAPE = re.compile(rf"<think>{PLAIN}</think>\s*<answer>{PLAIN}</answer>\s*", re.
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """What the agent reads: in the first turn the task, later the reward of its last answer; then the state."""
+    """What the agent reads: in the first turn the task, later the reward of its last answer; then the state.
+
+        You are solving a FrozenLake puzzle. Go to the goal, ...        Reward: 0.0
+        You may give up to 5 actions at once, separated by ...          State:
+                                                                        _ P
+        State:                                                          _ G
+        P _                                                             You have 9 actions left.
+        _ G
+        You have 10 actions left.
+    """
     if reward is None:
         shape = "<answer> action || action </answer>"
         if not cfg.no_think:
@@ -249,7 +273,7 @@ def take_turn(traj, tok, cfg, ends):
         reward += gained
         traj.actions_left -= 1
         traj.success = info["success"]
-    turn["reward"] = reward + bonus
+    turn["reward"] = reward + bonus  # the message tells it without the bonus
     traj.turns.append(turn)
     traj.reward[-1] = turn["reward"]
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
@@ -309,8 +333,8 @@ def returns(trajs, cfg):  # -> (P,N)
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
-    returns are all alike there is little to learn from (GRPO: A is 0). That they differ the paper takes as not knowing
-    one's way yet; it may also be luck. [1]
+    returns are all alike there is little to learn from (GRPO: A is 0). Returns that differ the paper reads as not
+    knowing one's way yet; it may also be luck. [1]
     The filter is the paper's remedy against the Echo Trap, in which a policy comes to think the same in every episode,
     and then loses what it had learnt (README).
     """
@@ -358,6 +382,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
         1           1/4        +0.80         0.21       +3.75
         0           3/4        -0.14         0.04       -3.75
         on average             +0.09                    -1.9        (the other 15 get the opposite, a fifteenth each)
+
+    So the better arm, which should rise, is pushed down. (--adv-norm mean only subtracts.)
 
     Where one return differs by d from all others the std is d / sqrt(16): it grows with the surprise itself, and A is
     +-3.75 whatever d was. The large win counts no more than the small loss, which is three times as frequent.
@@ -409,8 +435,8 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     The KL penalty: reward alone does not protect the model's language. So every token pays for leaving `ref`, the model
     before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
-    says how far two distributions are apart. As a reward, and not in the loss, since a token then also pays for the drift
-    that it *leads to*. [2]"""
+    says how far two distributions are apart. It stands in the reward, since A sums what follows: a token also pays for
+    later tokens that it led away from ref. In the loss this difference would have no gradient, on average. [2]"""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -431,7 +457,8 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     # Whitening (released code, not in the paper): mean 0 and std 1 over all tokens of the batch. Then the entropy bonus
     # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. Within a batch it does no harm:
     # all tokens are divided by the *same* number, so that none is preferred to another. Between batches it has a weaker
-    # form of the fault of eq. 5: one in which a single return differs is stretched to the size of the others. [3]
+    # form of the fault of eq. 5: one in which a single return differs is stretched to the size of the others. (And the
+    # mean that is subtracted is nearly a constant, see step 2.) [3]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
@@ -483,6 +510,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
         -1     0.9      -0.9         -0.9          both, equal      down: the usual case
         -1     0.5      -0.5         -0.8          clip(ratio) A    not: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
+
+    At the defaults of StarPO-S the clip is idle: 2 of 8 groups are kept, 32 trajectories, one update at ratio 1.
 
     The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things: the best
     policy for this loss is a little less decided than the best one for the return."""
@@ -593,18 +622,6 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; what `lea
         learned.append(learn(of_slice, models, cfg, sampling_seed + first))
     row["seconds_update"] = time.perf_counter() - clock
     return row | statistics(trajs, learned, cfg), trajs, learned
-
-
-def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
-    R = returns(trajs, cfg)  # (P,N)
-    kept = uncertainty_filter(R, cfg.keep).tolist()
-    if nothing_to_compare(R[kept], cfg):
-        return [], {}, []
-    chosen = []
-    for group in kept:
-        chosen += trajs[group * cfg.rollouts:(group + 1) * cfg.rollouts]
-    batch = compute_advantages(chosen, R[kept], models, cfg)
-    return chosen, batch, updates(batch, models, cfg, seed)
 
 
 def nothing_to_compare(R, cfg):  # (k,N)

@@ -40,6 +40,13 @@ def handlers():
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def quick_pictures(request, monkeypatch):
+    """As in conftest.py, for figures of several seeds: drawing takes its time."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(paper, "draw", lambda title, panels, out, columns: out.touch())
+
+
 # -------------------------------------------------------------------------------------- paper.json
 def test_every_run_has_valid_settings_and_a_name_of_its_own():
     names = set()
@@ -335,7 +342,8 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
 
 def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
     """Every number of the ledger and of the tables; every picture is there; and the folder stays small."""
-    monkeypatch.setattr(paper, "draw", lambda *rest: None)  # no shipped picture is touched
+    for module, name in ((paper, "draw"), (plots, "draw_signals")):
+        monkeypatch.setattr(module, name, lambda *rest: None)  # no shipped picture is touched
     paper.main(["all"])
     page = (FIGURES / "CLAIMS.md").read_text()
     assert page.endswith("\n---\n\n" + capsys.readouterr().out)
