@@ -132,8 +132,8 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
     return chosen, batch, updates(batch, models, cfg, seed)
 
 
-# What follows is the playing that comes before `learn`, and then its pieces, one by one. `cfg` holds the settings, by their
-# names on the command line (--help explains all): in an iteration P = 8 prompts and N = 16 rollouts, in an update E = 32
+# What follows is the playing that comes before `learn`, and then its pieces, one by one. `cfg` holds the settings, named
+# as on the command line (--help explains all): in an iteration P = 8 prompts and N = 16 rollouts, in an update E = 32
 # trajectories (update_size); 1 epoch; gamma = lam = 1; kl_coef 0.001.
 #
 # Of part 2, which you can skip, these functions are called here:
@@ -344,6 +344,15 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     return kept.sort().values  # in the order of the trajectories
 
 
+def nothing_to_compare(R, cfg):  # (k,N)
+    """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
+    returns alike? Then differences of A are noise of the critic, which whitening would blow up. So nothing is updated;
+    the KL penalty and the entropy bonus rest, too. [2]"""
+    if cfg.algo == "ppo":
+        return R.std(correction=0) < 1e-4
+    return R.std(1, correction=0).max() < 1e-4
+
+
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
     """Lists become tensors, padded on the right. From here on, column t is about *predicting* token t + 1: the model has
     read inputs[:t+1], the token to come is targets[t]. For example, with m for the tokens of messages and a for those of
@@ -436,7 +445,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
     says how far two distributions are apart. It stands in the reward, since A sums what follows: a token also pays for
-    later tokens that it led away from ref. In the loss this difference would have no gradient, on average. [2]"""
+    later tokens that it led away from ref. In the loss this difference would have no gradient, on average. [3]"""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -458,14 +467,14 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. Within a batch it does no harm:
     # all tokens are divided by the *same* number, so that none is preferred to another. Between batches it has a weaker
     # form of the fault of eq. 5: one in which a single return differs is stretched to the size of the others. (And the
-    # mean that is subtracted is nearly a constant, see step 2.) [3]
+    # mean that is subtracted is nearly a constant, see step 2.) [4]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
 
 def add_grpo_advantages(batch, penalty, R, cfg):  # R (P,N)
     """adv = A of the episode, from its group, + the KL penalties from this token on, as with any reward. They are added
-    after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in another. [4]"""
+    after eq. 5 has divided by the group's std, or the same drift would cost more in one group than in another. [5]"""
     A = grpo_advantages(R, cfg.adv_norm).view(-1, 1)  # (B,1)
     penalty_to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
     batch["adv"] = (A + penalty_to_come) * batch["mask"]
@@ -530,7 +539,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
           0.3      0.3         2.89     2.89        both, equal      up
           1.0      0.5         1.00     2.25        that of clipped  not: it moved far enough
          -1.0     -0.5         9.00     6.25        that of value    up: it moved the wrong way
-    [5]"""
+    [6]"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -551,7 +560,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
 @autocast
 def gradient_step(batch, rows, models, cfg):  # -> statistics
     """The proof has a mean over episodes of a sum over tokens; we divide the same sum by the number of trained tokens of
-    these rows. [6] They are passed through in parts that fit into memory, whose gradients add up. NOTE: divide by the
+    these rows. [7] They are passed through in parts that fit into memory, whose gradients add up. NOTE: divide by the
     tokens of *all* parts: parts differ in size, and pads are no tokens.
     Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one
     bad batch does not fill Adam's averages."""
@@ -624,15 +633,6 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; what `lea
     return row | statistics(trajs, learned, cfg), trajs, learned
 
 
-def nothing_to_compare(R, cfg):  # (k,N)
-    """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
-    returns alike? Then differences of A are noise of the critic, which whitening would blow up. So nothing is updated;
-    the KL penalty and the entropy bonus rest, too. [7]"""
-    if cfg.algo == "ppo":
-        return R.std(correction=0) < 1e-4
-    return R.std(1, correction=0).max() < 1e-4
-
-
 def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation before training, row i of iteration i
     """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
     `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
@@ -664,19 +664,19 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 #     knowing: it keeps a bandit prompt, whose risky arm pays now and then, even if nothing is left to learn there. And it
 #     chooses by the very returns that are then trained on: of two bandit groups that pull the risky arm equally often, it
 #     keeps the one in which it paid.
-# [2] The KL penalty. It would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
+# [2] nothing_to_compare is ours. After ten such iterations a run ends: if it has collapsed, it is not given the time to
+#     come back.
+# [3] The KL penalty. It would not do to put log pi - log pi_ref into the loss: at the first update its gradient is 0 on
 #     average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
 #     such as q - 1 - log q with q = pi_ref / pi (whose gradient is that of KL(pi_ref || pi)).
-# [3] Whitening. An episode's own tokens are in the mean and the std, an error of about 1/B.
-# [4] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss. PPO
+# [4] Whitening. An episode's own tokens are in the mean and the std, an error of about 1/B.
+# [5] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss. PPO
 #     whitens penalties and rewards together, so that the same kl_coef weighs differently there. No forecast is subtracted
 #     from the penalties to come: right on average, but noisy.
-# [5] value_loss. The clip may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without
+# [6] value_loss. The clip may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without
 #     it, in five seeds: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)
-# [6] gradient_step. The paper prints a mean over trajectories of a mean over tokens, in which a token of a short episode
+# [7] gradient_step. The paper prints a mean over trajectories of a mean over tokens, in which a token of a short episode
 #     counts more. In ours a token of a batch with long answers weighs less, a small bias.
-# [7] nothing_to_compare is ours. After ten such iterations a run ends: if it has collapsed, it is not given the time to
-#     come back.
 # [8] Adam divides a step by the usual size of gradients. After a long calm it moves the weights by up to
 #     (1 - beta1) / sqrt(1 - beta2) learning rates at a single gradient that is much longer than usual, shortened or not:
 #     3 at beta1 = 0.9 and beta2 = 0.999, its defaults, and 32 in all until its momentum is spent; 0.3 and 6 at
@@ -686,32 +686,14 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 # ===========================================================================================================
 # PART 2: THE ENGINE ROOM. Skip it on first reading: it makes part 1 fast, small and durable
 # ===========================================================================================================
-# Worth reading some day: `encode`, KVCache, `read`, `micro_batches`. The rest is housekeeping: several processes,
-# loading and checking a model, looking and telling, saving and resuming.
+# The first four sections are worth reading some day: the chat template, the rollout's memory, passes over a batch, what
+# is measured. The rest is housekeeping: several processes, loading and checking a model, telling, saving and resuming.
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 TINY = Path(__file__).parent / "tiny"
 LOGS = ("log.jsonl", "samples.jsonl")
 STOP = []  # signals that came, see finishing_first
-
-
-@contextlib.contextmanager
-def otherwise(advice):
-    """Any exception becomes a UserError: the advice, and in brackets the reason. (Where a file is missing, damaged or
-    cannot be written, every library raises an exception of its own.)"""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise  # `main` has advice for it
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{advice} ({reason[:150]})") from error
-
-
-def message_not_finite(what, cfg):
-    return (f"{what} is not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: "
-            f"--resume {cfg.out or 'RUN'}")
 
 
 # --------------------------------------------------------------------------------------- the chat template
@@ -889,6 +871,108 @@ def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the
     return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
 
 
+# ------------------------------------------------------------------------------------------------- what is measured
+def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
+    result = {}
+    for name in cfg.eval_names:
+        seeds = envs.EVAL_SEEDS[:cfg.eval_prompts]
+        trajs = []
+        for first in range(0, len(seeds), EVALUATED_AT_ONCE):
+            some = seeds[first:first + EVALUATED_AT_ONCE]
+            trajs += rollout_by_all(models.policy, models.tok, name, some, 1, cfg, 0, EVAL_TEMPERATURE)
+        success = sum(traj.success for traj in trajs) / len(trajs)
+        low, high = envs.interval(success, len(trajs))
+        random, optimal = envs.yardsticks_of_run(name, asdict(cfg))
+        say(f"{when:9} {name} {success:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}")
+        result[name] = success
+        for traj in trajs[:2]:  # whole episodes, to be read
+            text = models.tok.decode(traj.ids)
+            append(cfg, "samples.jsonl", dict(when=when, env=name, success=traj.success, R=traj.R,
+                                              turns=traj.turns, text=text))
+    return result
+
+
+def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; COLUMNS in plots.py says what to look for
+    R = returns(trajs, cfg)
+    turns = [turn for traj in trajs for turn in traj.turns]
+    thoughts = [thought_of(turn) for turn in turns]
+    tokens = sum(sum(traj.mask) for traj in trajs)
+    row = {
+        "reward": R.mean(),  # the mean return
+        "reward_std": R.std(1, correction=0).mean(),
+        "success": np.mean([traj.success for traj in trajs]),
+        "entropy": sum(traj.entropy for traj in trajs) / tokens,
+        "response_length": tokens / len(trajs),
+        "think_length": np.mean([len(thought.split()) for thought in thoughts]),
+        "distinct": len(set(thoughts)) / len(thoughts),
+        "valid": np.mean([turn["valid"] for turn in turns]),
+        "turns": len(turns) / len(trajs),
+    }
+    kl = [batch["kl"][batch["mask"]].mean().item() for _, batch, _ in learned if "kl" in batch]
+    if kl:
+        row["kl"] = np.mean(kl)
+    claims = [is_true for turn in turns for _, is_true in turn["claims"]]
+    if claims:
+        row["claims"] = np.mean([len(turn["claims"]) > 0 for turn in turns])
+        row["true_claims"] = np.mean(claims)
+        row["fitting"] = np.mean([fits(turn) for turn in turns if turn["claims"]])
+    steps = sum((steps for _, _, steps in learned), [])
+    if steps:
+        for name in steps[0]:
+            row[name] = np.mean([step[name] for step in steps])
+        row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
+    row = {name: round(float(x), 6) for name, x in row.items()}
+    kept = sum(len(chosen) for chosen, _, _ in learned)
+    return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
+
+
+def thought_of(turn):  # -> text; one that does not end goes on to the end of the answer
+    if not turn["answer"].startswith("<think>"):  # --no-think
+        return ""
+    return turn["answer"].removeprefix("<think>").partition("</think>")[0]
+
+
+def judge_thought(turn, env, cfg):  # -> what it is paid
+    """--truth-reward: so much for every true claim of the thought, and as much taken for every false one. No message
+    tells the model of it; otherwise the model could read there which of its claims were true."""
+    turn["claims"] = envs.claims(env, thought_of(turn))
+    true = sum(is_true for _, is_true in turn["claims"])
+    false = len(turn["claims"]) - true
+    return cfg.truth_reward * (true - false)
+
+
+def fits(turn):
+    """Is the first action of an answer one of those that its thought speaks of? ("1 down and 1 right": Down or Right)"""
+    first = turn["answer"].partition("<answer>")[2].split("||")[0].split("<")[0].strip().lower()
+    return first != "" and any(first in said for said, _ in turn["claims"])
+
+
+def write_xray(trajs, learned, models, cfg):
+    """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
+    token by token, with all that the update knew about each token (if nothing was trained: without)."""
+    if not trajs:  # before the first iteration
+        return
+    chosen, batch, steps = learned[0]
+    if not steps:
+        chosen, batch = trajs, collate(trajs, cfg.device)
+    first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
+    rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
+    rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one
+    part = {key: x[rows] for key, x in batch.items()}
+    if steps:
+        part["ratio"] = (grid_logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
+    episodes = []
+    for k, row in enumerate(rows):
+        traj = chosen[row]
+        length = len(traj.ids) - 1  # the rest is padding
+        columns = {key: x[k, :length].tolist() for key, x in part.items() if x.is_floating_point()}
+        tokens = [models.tok.decode([i]) for i in traj.ids]
+        episodes.append(dict(group=traj.group, R=traj.R, success=traj.success, turns=traj.turns, mask=traj.mask,
+                             tokens=tokens, columns=columns))
+    if RANK == 0:
+        Path(cfg.out, "xray.json").write_text(json.dumps(episodes))
+
+
 # ------------------------------------------------------------------------------------- several processes: torchrun
 # torchrun starts this program several times and tells each its RANK. Every process holds the whole model and, after each
 # rollout, all trajectories: filter, statistics and steps are the same everywhere. The groups to be played and the
@@ -1034,7 +1118,25 @@ def check_worlds(tok, cfg):
             envs.check(name, tok, cfg.max_actions)
 
 
-# -------------------------------------------------------------------------------------- looking and telling
+# -------------------------------------------------------------------------------------------------- telling
+@contextlib.contextmanager
+def otherwise(advice):
+    """Any exception becomes a UserError: the advice, and in brackets the reason. (Where a file is missing, damaged or
+    cannot be written, every library raises an exception of its own.)"""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise  # `main` has advice for it
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{advice} ({reason[:150]})") from error
+
+
+def message_not_finite(what, cfg):
+    return (f"{what} is not finite: stopped before the step. Go on from the last checkpoint at a lower --lr: "
+            f"--resume {cfg.out or 'RUN'}")
+
+
 def explain(cfg):  # -> what the settings mean for the objective, in words
     kept = len(uncertainty_filter(torch.zeros(cfg.prompts, 1), cfg.keep))  # of so many prompts, whatever their returns
     in_a_slice = -(-kept * cfg.rollouts // cfg.update_size)  # rounded up
@@ -1104,61 +1206,6 @@ def sum_up(rows, cfg):
         say(f"Go on: python ragen_mini.py --resume {cfg.out}")
 
 
-def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; COLUMNS in plots.py says what to look for
-    R = returns(trajs, cfg)
-    turns = [turn for traj in trajs for turn in traj.turns]
-    thoughts = [thought_of(turn) for turn in turns]
-    tokens = sum(sum(traj.mask) for traj in trajs)
-    row = {
-        "reward": R.mean(),  # the mean return
-        "reward_std": R.std(1, correction=0).mean(),
-        "success": np.mean([traj.success for traj in trajs]),
-        "entropy": sum(traj.entropy for traj in trajs) / tokens,
-        "response_length": tokens / len(trajs),
-        "think_length": np.mean([len(thought.split()) for thought in thoughts]),
-        "distinct": len(set(thoughts)) / len(thoughts),
-        "valid": np.mean([turn["valid"] for turn in turns]),
-        "turns": len(turns) / len(trajs),
-    }
-    kl = [batch["kl"][batch["mask"]].mean().item() for _, batch, _ in learned if "kl" in batch]
-    if kl:
-        row["kl"] = np.mean(kl)
-    claims = [is_true for turn in turns for _, is_true in turn["claims"]]
-    if claims:
-        row["claims"] = np.mean([len(turn["claims"]) > 0 for turn in turns])
-        row["true_claims"] = np.mean(claims)
-        row["fitting"] = np.mean([fits(turn) for turn in turns if turn["claims"]])
-    steps = sum((steps for _, _, steps in learned), [])
-    if steps:
-        for name in steps[0]:
-            row[name] = np.mean([step[name] for step in steps])
-        row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
-    row = {name: round(float(x), 6) for name, x in row.items()}
-    kept = sum(len(chosen) for chosen, _, _ in learned)
-    return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
-
-
-def thought_of(turn):  # -> text; one that does not end goes on to the end of the answer
-    if not turn["answer"].startswith("<think>"):  # --no-think
-        return ""
-    return turn["answer"].removeprefix("<think>").partition("</think>")[0]
-
-
-def judge_thought(turn, env, cfg):  # -> what it is paid
-    """--truth-reward: so much for every true claim of the thought, and as much taken for every false one. No message
-    tells the model of it; otherwise the model could read there which of its claims were true."""
-    turn["claims"] = envs.claims(env, thought_of(turn))
-    true = sum(is_true for _, is_true in turn["claims"])
-    false = len(turn["claims"]) - true
-    return cfg.truth_reward * (true - false)
-
-
-def fits(turn):
-    """Is the first action of an answer one of those that its thought speaks of? ("1 down and 1 right": Down or Right)"""
-    first = turn["answer"].partition("<answer>")[2].split("||")[0].split("<")[0].strip().lower()
-    return first != "" and any(first in said for said, _ in turn["claims"])
-
-
 def warn_of_trouble(rows, trajs):
     """A lasting fall of valid turns is the sign of a collapse, told once a run: in-group std and entropy also fall in
     healthy runs, when a task is solved."""
@@ -1179,26 +1226,6 @@ def warn_of_trouble(rows, trajs):
         say(f"iteration {rows[-1]['iteration']}, a sign of collapse: {rows[-1]['warning']}")
 
 
-def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
-    result = {}
-    for name in cfg.eval_names:
-        seeds = envs.EVAL_SEEDS[:cfg.eval_prompts]
-        trajs = []
-        for first in range(0, len(seeds), EVALUATED_AT_ONCE):
-            some = seeds[first:first + EVALUATED_AT_ONCE]
-            trajs += rollout_by_all(models.policy, models.tok, name, some, 1, cfg, 0, EVAL_TEMPERATURE)
-        success = sum(traj.success for traj in trajs) / len(trajs)
-        low, high = envs.interval(success, len(trajs))
-        random, optimal = envs.yardsticks_of_run(name, asdict(cfg))
-        say(f"{when:9} {name} {success:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}")
-        result[name] = success
-        for traj in trajs[:2]:  # whole episodes, to be read
-            text = models.tok.decode(traj.ids)
-            append(cfg, "samples.jsonl", dict(when=when, env=name, success=traj.success, R=traj.R,
-                                              turns=traj.turns, text=text))
-    return result
-
-
 def show_episode(models, cfg):
     """--play: one episode, as the model reads and writes it."""
     traj, = rollout(models.policy, models.tok, cfg.env, [cfg.play], 1, cfg, cfg.seed, EVAL_TEMPERATURE)
@@ -1209,32 +1236,6 @@ def show_episode(models, cfg):
             print("(not a valid answer: nothing moves)")
         print(f"reward {turn['reward']:g}")
     print(f"\n{traj.env.render()}\n{'success' if traj.success else 'no success'}, return {traj.R:g}")
-
-
-def write_xray(trajs, learned, models, cfg):
-    """RUN/xray.json, for `plots.py xray RUN`: the best and the worst episode of the group whose returns differ most,
-    token by token, with all that the update knew about each token (if nothing was trained: without)."""
-    if not trajs:  # before the first iteration
-        return
-    chosen, batch, steps = learned[0]
-    if not steps:
-        chosen, batch = trajs, collate(trajs, cfg.device)
-    first = cfg.rollouts * int(returns(chosen, cfg).std(1, correction=0).argmax())
-    rows = sorted(range(first, first + cfg.rollouts), key=lambda row: chosen[row].R)
-    rows = list(dict.fromkeys([rows[-1], rows[0]]))  # one, if there is only one
-    part = {key: x[rows] for key, x in batch.items()}
-    if steps:
-        part["ratio"] = (grid_logps(models.policy, part, cfg) - part["old_logp"]).exp()  # after the update
-    episodes = []
-    for k, row in enumerate(rows):
-        traj = chosen[row]
-        length = len(traj.ids) - 1  # the rest is padding
-        columns = {key: x[k, :length].tolist() for key, x in part.items() if x.is_floating_point()}
-        tokens = [models.tok.decode([i]) for i in traj.ids]
-        episodes.append(dict(group=traj.group, R=traj.R, success=traj.success, turns=traj.turns, mask=traj.mask,
-                             tokens=tokens, columns=columns))
-    if RANK == 0:
-        Path(cfg.out, "xray.json").write_text(json.dumps(episodes))
 
 
 def say(text):  # above the progress bar. (Ctrl-C ends both programs of `python ragen_mini.py | tee log`)
