@@ -57,6 +57,10 @@ LOOKS = DASHBOARD | {
 }
 
 
+def unique(items):  # each once, in their order
+    return list(dict.fromkeys(items))
+
+
 def name_and_world(metric):  # "eval sokoban" -> "eval", "sokoban"; "reward" -> "reward", ""
     name, _, world = metric.partition(" ")
     return name, world
@@ -81,27 +85,31 @@ class Run:
     def series(self, metric):  # -> iterations, values: of the rows that have it
         x, y = [], []
         for row in self.rows:
-            value = flatten(row, self.config["env"]).get(metric)
+            value = self.value(row, metric)
             if value is not None:
                 x.append(row["iteration"])
                 y.append(value)
         y = np.array(y, dtype=float)
-        return np.array(x), np.cumsum(y) if metric == "seconds" else y
+        if metric == "seconds":  # a row has its own seconds; drawn is the time so far
+            y = np.cumsum(y)
+        return np.array(x), y
+
+    def value(self, row, metric):  # -> number; None: this row does not have it
+        name, world = name_and_world(metric)
+        if name == "eval":  # row["eval"] is {"sokoban": 0.4, ...}
+            return row.get("eval", {}).get(world or self.config["env"])
+        if name == "seconds" and "seconds_update" in row:
+            return row["seconds_rollout"] + row["seconds_update"]
+        return row.get(name)
+
+    def has(self, metric):
+        return any(self.value(row, metric) is not None for row in self.rows)
 
     def worlds(self):  # in which it was evaluated
-        return list(dict.fromkeys(world for row in self.rows for world in row.get("eval", {})))
+        return unique(world for row in self.rows for world in row.get("eval", {}))
 
     def is_dead(self):  # it ended by itself: in ten iterations all returns were equal, and nothing could be learnt
         return bool(self.rows) and "dead" in self.rows[-1]
-
-
-def flatten(row, own_world):  # {"eval": {"sokoban": 0.4}} -> {"eval sokoban": 0.4, "eval": 0.4 if that is its own world}
-    evaluated = row.get("eval", {})
-    flat = row | {f"eval {world}": success for world, success in evaluated.items()}
-    flat["eval"] = evaluated.get(own_world)
-    if "seconds_update" in row:
-        flat["seconds"] = row["seconds_rollout"] + row["seconds_update"]
-    return flat
 
 
 def load(folder):  # -> Run
@@ -120,7 +128,7 @@ def load(folder):  # -> Run
     return Run(config, rows)
 
 
-def parse_row(line):  # -> dict; raises some exception where a number is none, before a picture is begun
+def parse_row(line):  # -> dict; raises some exception if something else stands where a number is expected
     row = json.loads(line)
     numbers = row | row.get("eval", {})
     for name in numbers.keys() - {"eval", "warning"}:
@@ -142,7 +150,7 @@ def parse_json(text, file):
 
 # ------------------------------------------------------------------------------------------------- the pictures
 # From the outside in: curves, dashboard, draw, draw_run. (figures/paper.py, too, makes Panels, with several runs a line,
-# and uses `grid`, `labels_of`, `finish_panel` and `save`.)
+# and uses `grid`, `labels_of`, `finish_panel`, `add_legends` and `save`.)
 @dataclass
 class Panel:
     metric: str
@@ -175,10 +183,10 @@ def free_name():  # curves.png, curves2.png, ...: a picture that is there may be
 
 def dashboard(runs, out, per_row, metrics):  # runs: {label: Run} -> out
     """Success in every world in which some run was evaluated, then these metrics, if some run has them."""
-    worlds = list(dict.fromkeys(world for run in runs.values() for world in run.worlds()))
+    worlds = unique(world for run in runs.values() for world in run.worlds())
     panels = []
     for metric in [*(f"eval {world}" for world in worlds), *metrics]:
-        lines = {label: run for label, run in runs.items() if len(run.series(metric)[0]) > 0}
+        lines = {label: run for label, run in runs.items() if run.has(metric)}
         if lines:
             panels.append(Panel(metric, title_of(metric), lines, common_yardsticks(lines.values(), metric)))
     need(panels, f"{' '.join(runs)}: no iteration is finished, nothing to draw")
@@ -223,17 +231,18 @@ def draw(title, panels, out, per_row):  # list of Panel -> out (a file, or a buf
         for label, run in panel.lines.items():
             draw_run(ax, panel.metric, run, label, labels.index(label))
         finish_panel(ax, panel)
-    return save(fig, axes, title, out)
+    add_legends(axes)
+    return save(fig, title, out)
 
 
 def grid(count, per_row):  # -> figure, list of axes
-    height = math.ceil(count / per_row)  # in panels
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
-    return fig, [fig.add_subplot(height, per_row, place + 1) for place in range(count)]
+    rows = math.ceil(count / per_row)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")  # needs no display
+    return fig, [fig.add_subplot(rows, per_row, place + 1) for place in range(count)]
 
 
 def labels_of(panels):  # all of them: a line keeps its colour in every panel, also where others are missing
-    return list(dict.fromkeys(label for panel in panels for label in panel.lines))
+    return unique(label for panel in panels for label in panel.lines)
 
 
 def draw_run(ax, metric, run, label, number):
@@ -264,13 +273,16 @@ def finish_panel(ax, panel):
     ax.set_title(panel.title)
 
 
-def save(fig, axes, title, out):  # -> out
-    shown = []
+def add_legends(axes):
+    names_before = []
     for ax in axes:
         _, names = ax.get_legend_handles_labels()
-        if names and names != shown:  # the same lines as in the panel before need no second legend
+        if names and names != names_before:  # the same lines as in the panel before need no second legend
             ax.legend()
-        shown = names
+        names_before = names
+
+
+def save(fig, title, out):  # -> out
     fig.suptitle(title, fontsize=11)
     fig.savefig(out, dpi=90)
     return out
@@ -278,7 +290,7 @@ def save(fig, axes, title, out):  # -> out
 
 def use_log_axis(ax):
     if ax.dataLim.y1 > 0:  # the largest value that was drawn
-        ax.set_yscale("log", nonpositive="clip")  # 0 lies below the axis: the line runs out of the picture
+        ax.set_yscale("log")  # 0 lies below the axis: the line runs out of the picture
         low, high = ax.get_ylim()
         floor = min(1e-4, high / 10)  # what is below is as good as 0 (unless all of the curve is that small)
         ax.set_ylim(max(low, floor), high)
@@ -315,13 +327,6 @@ def moving_average(y, decay=0.8):
 # And in healthy runs, too, signals leave the range that they had while the task was learnt: compare with such runs.
 ANATOMY = ("eval", "success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct",
            "true_claims")
-WINDOW = 5  # the peak is the highest mean of this many iterations: one lucky rollout is no peak
-COLLAPSED_FOR = 10  # this many iterations in a row below half of the peak are a collapse, fewer are a dip
-HISTORY = 20  # what is usual at some point is told by this many values before it
-MIN_HISTORY = 5  # or by fewer at the beginning, but not by fewer than this
-MIN_RUN = 20  # a shorter run has no anatomy
-OUTSIDE_FOR = 3  # a signal leaves its range with this many values in a row outside,
-SPIKE = 5  # ... or with one value above this many times the median of its history
 
 
 @dataclass
@@ -332,6 +337,10 @@ class Signal:
     healthy: tuple | None = None  # low, high, see healthy_range; None: the peak came too early to tell
     left_at: int | None = None  # iteration at which it left that range, before the collapse; None: it did not
     how: str = ""  # "outside" or "spike"
+
+
+WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
+COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
 def peak_and_collapse(run):  # -> their iterations; None: no collapse
@@ -348,13 +357,13 @@ def peak_and_collapse(run):  # -> their iterations; None: no collapse
     means = forward_means(success, WINDOW)
     peak = means.argmax()
     below_half = extend_if_dead(success, run) < means[peak] / 2
-    for i in range(peak, len(success)):
+    for i in range(peak, len(success)):  # of those that were measured
         if in_a_row(below_half, i, COLLAPSED_FOR):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
 
-def forward_means(y, n):  # of each value and the n - 1 after it; of all, if there are not so many
+def forward_means(y, n):  # of n neighbours, the first, the second, ...; of all, if there are not so many
     n = min(n, len(y))
     return np.convolve(y, np.ones(n) / n, "valid")
 
@@ -370,6 +379,10 @@ def in_a_row(flags, i, n):  # are n of them true, from the i-th on?
     return flags[i:i + n].sum() == n
 
 
+HISTORY = 20  # This many values before some point tell what is usual there,
+MIN_HISTORY = 5  # or fewer, at the beginning of a run, but not fewer than this.
+
+
 def healthy_range(x, y, peak_at):  # -> lowest, highest; or None
     """The range of the last HISTORY values up to the peak, widened by half its width on each side."""
     healthy = y[x <= peak_at][-HISTORY:]
@@ -377,6 +390,10 @@ def healthy_range(x, y, peak_at):  # -> lowest, highest; or None
         return None
     margin = (healthy.max() - healthy.min()) / 2
     return healthy.min() - margin, healthy.max() + margin
+
+
+OUTSIDE_FOR = 3  # A signal leaves its range with this many values in a row outside,
+SPIKE = 5  # or with one value above this many times the median of the HISTORY values before it.
 
 
 def left_range(x, y, healthy, peak_at, collapsed_at):  # -> iteration, how; or None, ""
@@ -412,6 +429,9 @@ def anatomy(run, metrics=ANATOMY):  # -> iterations of peak and collapse (or Non
     return peak_at, collapsed_at, signals
 
 
+MIN_RUN = 20  # A shorter run has no anatomy.
+
+
 def collapse(folder):  # -> Path of the picture
     run = load(folder)
     enough = len(run.series("success")[0]) >= MIN_RUN
@@ -421,17 +441,21 @@ def collapse(folder):  # -> Path of the picture
 
 def draw_anatomy(run, out):  # -> out
     peak_at, collapsed_at, signals = anatomy(run)
-    title = f"{envs.title(run.config['env'])}: peak at {peak_at}"
+    title = f"{envs.title(run.config['env'])}: {in_words(peak_at, collapsed_at, signals)}"
+    return draw_signals(title, signals, collapsed_at, out)
+
+
+def in_words(peak_at, collapsed_at, signals):
+    said = f"peak at {peak_at}"
     if collapsed_at is not None:
-        title += f", collapse at {collapsed_at} (grey)"
+        said += f", collapse at {collapsed_at} (grey)"
     left = [signal for signal in signals if signal.left_at is not None]
     if left:
         first = min(left, key=lambda signal: signal.left_at)
-        title += f"; first to move: {look_of(first.metric).title}"
-    colors = "green: healthy range; red: left it"
-    if all(signal.healthy is None for signal in signals):
-        colors = "the peak came too early to know the healthy ranges"
-    return draw_signals(f"{title}\n{colors}", signals, collapsed_at, out)
+        said += f"; first to move: {look_of(first.metric).title}"
+    if any(signal.healthy is not None for signal in signals):
+        return f"{said}\ngreen: healthy range; red: left it"
+    return f"{said}\nthe peak came too early to know the healthy ranges"
 
 
 @matplotlib.style.context(STYLE)
@@ -444,9 +468,7 @@ def draw_signals(title, signals, collapsed_at, out):  # -> out: one below the ot
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, end, color="0.5", alpha=0.15, lw=0)
     axes[-1].set_xlabel("iteration")
-    fig.suptitle(title, fontsize=9.5)
-    fig.savefig(out, dpi=90)
-    return out
+    return save(fig, title, out)
 
 
 def draw_signal(ax, signal):

@@ -294,7 +294,8 @@ def draw(title, panels, out, columns):  # as plots.draw, but a line is a list of
         for label, runs in panel.lines.items():
             draw_seeds(ax, panel.metric, runs, label, labels.index(label))
         plots.finish_panel(ax, panel)
-    plots.save(fig, axes, title, out)
+    plots.add_legends(axes)
+    plots.save(fig, title, out)
 
 
 def draw_seeds(ax, metric, runs, label, number):
