@@ -5,14 +5,15 @@
 
         # # # # # #
         # _ P _ _ #        P: the player; X: a box, to be pushed onto O, the target; #: walls; _: floor
-        # _ _ # _ #        env.state is ((1, 2), ((4, 2),)): cells (row, column) of the player and of the boxes
-        # _ # # # #        env.level is what stays fixed: floor and targets
-        # _ X O # #        solve(env) is ["Down", "Left", "Down", "Down", "Right"]
-        # # # # # #        yardsticks(env, 10)[:, 10] is [0.04, 1.00]: success in 10 actions, of random
-                           and of optimal play
+        # _ _ # _ #
+        # _ # # # #        env.state is ((1, 2), ((4, 2),)): cells (row, column) of the player and of the boxes
+        # _ X O # #        env.level is what stays fixed: floor and targets
+        # # # # # #
 
     env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
+    solve(env) is ["Down", "Left", "Down", "Down", "Right"]
+    yardsticks(env, 10)[:, 10] is [0.04, 1.00]                     # success in 10 actions: of random and of optimal play
 
 `seed` fixes the level, so that a group of episodes can start alike, to be compared. `episode`, its number in the group,
 seeds its own dice: slips and pay-outs. Nothing touches a global random state. Every world is a pure function of state and
@@ -49,7 +50,6 @@ import numpy as np
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see `split`)
-TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
 
 
 class UserError(Exception):
@@ -67,19 +67,6 @@ def shift(cell, move, times=1):
     return cell[0] + times * down, cell[1] + times * right
 
 
-WHERE = r"\b\d (up|down)( and \d (left|right))?|\b\d (left|right)"  # what `offset` says, as a regular expression
-
-
-def offset(a, b):
-    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
-    down, right = b[0] - a[0], b[1] - a[1]
-    parts = []
-    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
-        if steps > 0:
-            parts.append(f"{steps} {word}")
-    return " and ".join(parts)
-
-
 def picture(size, symbols, elsewhere):
     """A square of symbols; `symbols` maps cells to theirs, all other cells get `elsewhere`."""
     lines = []
@@ -95,7 +82,7 @@ class Env:
     world adds four methods:
 
         draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. A
-                                       staticmethod: find_level remembers its results, for all instances
+                                       staticmethod: a level depends on the seed alone, so that find_level can keep it
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], what was intended comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -105,8 +92,9 @@ class Env:
     draw_args = ()    # what `draw` gets besides rng
     split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
     over = True       # so that `step` fails before `reset`
-    # For the second part of this file, where thoughts are checked:
-    claim = WHERE  # a regular expression of what they may say of things
+
+    # An extra, for `claims` in the second part: what may thoughts say of the world's things, and what is true of them?
+    claim = None  # a regular expression; None: where they are, such as "2 up and 1 left"
 
     def facts(self):  # -> {thing: what is true of it now}
         return {}
@@ -131,6 +119,9 @@ class Env:
         _, self.state, reward, over = outcomes[chosen]
         self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
+
+
+TRIES = 1000  # to draw a level that is solvable, and held out or not as the seed wants it
 
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
@@ -449,13 +440,26 @@ def undo(state, floor):
 
 
 # ------------------------------------------------------------------------------------- is a thought true?
+def offset(a, b):
+    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
+    down, right = b[0] - a[0], b[1] - a[1]
+    parts = []
+    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
+        if steps > 0:
+            parts.append(f"{steps} {word}")
+    return " and ".join(parts)
+
+
+WHERE = r"\b\d (up|down)( and \d (left|right))?|\b\d (left|right)"  # what `offset` says, as a regular expression
+
+
 def claims(env, thought):  # -> [(what it says, is that true?), ...]
     """Every sentence that says of one of the world's things where or what it is. "I see the box, it is 1 left. The target
     is 2 up of it." makes two claims, the first one about the box."""
     true = env.facts()
     found = []
     for sentence in re.split("[.?!]", thought):
-        said = re.search(env.claim, sentence)
+        said = re.search(env.claim or WHERE, sentence)
         named = [name for name in true if name in sentence]
         if said and named:
             subject = min(named, key=sentence.index)  # "the target is 2 up of the box": about the target

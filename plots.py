@@ -10,6 +10,7 @@ of columns: "seconds", the time so far; "eval sokoban", success in Sokoban (a ru
 "eval", success in the world in which it was trained. The top of ragen_mini.py says what turns, returns and groups are.
 """
 import argparse
+import contextlib
 import io
 import json
 import math
@@ -52,8 +53,7 @@ LOOKS = DASHBOARD | {
     "eval": Look("success", smooth=False),  # the dashboard begins with it, a panel for each world
     "success": Look("success (training)"),
     "grad_norm_max": Look("largest gradient norm", log_axis=True),
-    "value_loss": Look("value loss"),  # drawn in figures/paper.py only, as is the next
-    "clip_fraction": Look("clipped tokens / tokens"),
+    "value_loss": Look("value loss"),  # drawn in figures/paper.py only
 }
 
 
@@ -108,7 +108,7 @@ class Run:
     def worlds(self):  # in which it was evaluated
         return unique(world for row in self.rows for world in row.get("eval", {}))
 
-    def is_dead(self):  # it ended by itself: in ten iterations all returns were equal, and nothing could be learnt
+    def is_dead(self):  # it ended by itself: ten iterations in a row had nothing to compare
         return bool(self.rows) and "dead" in self.rows[-1]
 
 
@@ -118,13 +118,15 @@ def load(folder):  # -> Run
     config = parse_json(read(config_file), config_file)
     known = isinstance(config, dict) and config.keys() >= {"env", "model", "eval_prompts"}
     need(known, f"{config_file} is damaged: it lacks settings")
-    *lines, _ = read(log_file).split("\n")  # _: nothing, or a row that is still being written
+    *lines, last = read(log_file).split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(parse_row(line))
         except Exception as error:  # whatever is wrong with it
             raise UserError(f"{log_file}, line {number}, is damaged ({error!r})") from error
+    with contextlib.suppress(Exception):  # mostly nothing, or half a row that is still being written
+        rows.append(parse_row(last))
     return Run(config, rows)
 
 
@@ -132,7 +134,8 @@ def parse_row(line):  # -> dict; raises some exception if something else stands 
     row = json.loads(line)
     numbers = row | row.get("eval", {})
     for name in numbers.keys() - {"eval", "warning"}:
-        float(numbers[name])
+        if numbers[name] is not None:  # as mutual_information, where no answer was valid
+            float(numbers[name])
     int(row["iteration"])
     return row
 
@@ -150,7 +153,7 @@ def parse_json(text, file):
 
 # ------------------------------------------------------------------------------------------------- the pictures
 # From the outside in: curves, dashboard, draw, draw_run. (figures/paper.py, too, makes Panels, with several runs a line,
-# and uses `grid`, `labels_of`, `finish_panel`, `add_legends` and `save`.)
+# and uses `grid`, `finish_panel`, `add_legends` and `save`.)
 @dataclass
 class Panel:
     metric: str
@@ -191,7 +194,7 @@ def dashboard(runs, out, per_row, metrics):  # runs: {label: Run} -> out
             panels.append(Panel(metric, title_of(metric), lines, common_yardsticks(lines.values(), metric)))
     need(panels, f"{' '.join(runs)}: no iteration is finished, nothing to draw")
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    return draw(" / ".join(sorted(subjects)), panels, out, per_row)
+    return draw(" / ".join(sorted(subjects)), panels, out, per_row, list(runs))
 
 
 def title_of(metric):
@@ -224,9 +227,9 @@ DASHES = ("-", "--", "-.", ":")
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
-def draw(title, panels, out, per_row):  # list of Panel -> out (a file, or a buffer)
+def draw(title, panels, out, per_row, labels):  # list of Panel -> out (a file, or a buffer)
+    """`labels` are those of all panels: a line keeps its colour in every panel, also where others are missing."""
     fig, axes = grid(len(panels), per_row)
-    labels = labels_of(panels)
     for ax, panel in zip(axes, panels):
         for label, run in panel.lines.items():
             draw_run(ax, panel.metric, run, label, labels.index(label))
@@ -239,10 +242,6 @@ def grid(count, per_row):  # -> figure, list of axes
     rows = math.ceil(count / per_row)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * rows + 0.5), layout="constrained")  # needs no display
     return fig, [fig.add_subplot(rows, per_row, place + 1) for place in range(count)]
-
-
-def labels_of(panels):  # all of them: a line keeps its colour in every panel, also where others are missing
-    return unique(label for panel in panels for label in panel.lines)
 
 
 def draw_run(ax, metric, run, label, number):
@@ -419,7 +418,7 @@ def anatomy(run, metrics=ANATOMY):  # -> iterations of peak and collapse (or Non
     signals = []
     for metric in metrics:
         x, y = run.series(metric)
-        if len(x) == 0:
+        if len(x) < HISTORY and not (is_eval(metric) and len(x) > 0):  # evaluations are few
             continue
         healthy = healthy_range(x, y, peak_at)
         left_at, how = None, ""
@@ -454,7 +453,7 @@ def in_words(peak_at, collapsed_at, signals):
         first = min(left, key=lambda signal: signal.left_at)
         said += f"; first to move: {look_of(first.metric).title}"
     if any(signal.healthy is not None for signal in signals):
-        return f"{said}\ngreen: healthy range; red: left it"
+        return f"{said}\ngreen: healthy range; red: left it, or jumped"
     return f"{said}\nthe peak came too early to know the healthy ranges"
 
 

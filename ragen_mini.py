@@ -85,16 +85,16 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #
 #     loss = -(R * logp)[mask].mean()        R: the return of the episode to which the token belongs
 #
-# It is cross-entropy on the model's own text, where good episodes weigh more. All that follows puts something better, A,
-# in the place of R, or makes several steps out of one rollout. (Such a loss need not go down in training, since each
+# It is cross-entropy on the model's own text, where good episodes weigh more. Most of what follows puts something better,
+# A, in the place of R, or makes several steps out of one rollout. (Such a loss need not go down in training, since each
 # rollout is another text. What should go up is the return.)
 #
 # Why does a step down this loss raise the mean return <R>, the mean over all episodes tau that pi, the policy at the
 # temperature of the rollout, may play? We want the gradient of <R> with respect to the weights:
 #  1. <R> is the sum over all episodes of p(tau) R(tau). p(tau) is a product of the model's choices and of the world's
 #     dice, and the dice have no weights: grad log p(tau) = sum_t grad log pi(token_t), over the model's tokens. Since
-#     grad log p = grad p / p, we may write p grad log p for grad p:
-#         grad <R>  =  sum over tau of p R grad log p  =  <R * sum_t grad log pi(token_t)>
+#     grad log p = grad p / p,
+#         grad <R>  =  sum over tau of R grad p  =  sum of p R grad log p  =  <R * sum_t grad log pi(token_t)>
 #     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
 #     proportion to its return. (The code also divides by the number of tokens: see gradient_step.)
 #     In numbers: with chance p an arm is chosen that pays 0.25 on average, else one that pays 0.15. <R> is
@@ -110,8 +110,8 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #     those still to come. GRPO subtracts the group's mean return, of episodes that were played without this token (and
 #     of its own, which makes all differences smaller, by the factor (N-1)/N, and changes nothing else).
 #  4. Weighted by ratio = pi / pi_old, tokens that pi_old sampled count on average as if pi had sampled them (importance
-#     sampling): sum over words of pi_old * ratio * A  =  sum of pi * A. At ratio 1 the gradient of ratio * A is
-#     A * grad log pi.
+#     sampling): sum over words of pi_old * ratio * A  =  sum of pi * A. And grad ratio = ratio * grad log pi, so that at
+#     ratio 1 the gradient of ratio * A is A * grad log pi.
 #  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
 #     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
 #     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
@@ -123,7 +123,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trained on, their batch, statistics by step
     R = returns(trajs, cfg)  # (P,N)
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
-    if nothing_to_compare(R[kept], cfg):  # all returns are equal
+    if nothing_to_compare(R[kept], cfg):
         return [], {}, []
     chosen = []
     for group in kept:
@@ -135,19 +135,7 @@ def learn(trajs, models, cfg, seed):  # P*N trajectories -> those that were trai
 # What follows is the playing that comes before `learn`, and then its pieces, one by one. `cfg` holds the settings, named
 # as on the command line (--help explains all): in an iteration P = 8 prompts and N = 16 rollouts, in an update E = 32
 # trajectories (update_size); 1 epoch; gamma = lam = 1; kl_coef 0.001.
-#
-# Of part 2, which you can skip, these functions are called here:
-#     load_models                  policy; critic: the policy with a new scalar head; ref: a frozen copy
-#     encode                       a message in the model's chat template, as ids; and behind it the first tag of the
-#                                  answer, <think>, which is given to the model and not trained
-#     first_tag, ends_of_answers   <think>; the tokens that end an answer
-#     KVCache, next_token_logp     what each episode has read so far; log-probs (b,V) of the token that comes next
-#     on_grid(function, batch)     function(part) for all of the batch without gradient, each number in its place: (B,T-1)
-#     grid_logps                   log pi of every token that the model wrote, in its place: (B,T-1)
-#     logps_in_chunks              logps_from_hidden for some tokens at a time: less memory, the same numbers
-#     micro_batches                a batch in parts that fit into memory: numbers of the rows, the batch cut to them
-#     judge_thought, statistics    an extra (is what a thought says true?); what is logged of an iteration
-#     rollout_by_all, add_up, add_up_gradients    sums over processes, if torchrun has started several; else nothing
+# Functions of part 2, which you can skip, are explained where they are called.
 
 
 @dataclass
@@ -247,6 +235,7 @@ def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for
     env = envs.make(name, success_rate=cfg.success_rate)
     env.reset(seed, options={"episode": episode})
     traj = Trajectory(env, group, cfg.max_actions)
+    # `encode`: the message in the model's chat template, and behind it <think>, which is given and not trained; as ids
     traj.add_message(encode(tok, cfg.no_think, message(env, cfg, cfg.max_actions), after_answer=False))
     return traj
 
@@ -279,7 +268,9 @@ def take_turn(traj, tok, cfg, ends):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, reward), after_answer=True)
-        if answer[-1] == ends[0]:  # the message begins with it, to close the answer; but the model has written it
+        # `following` begins with the end of turn. If the model wrote that itself, it stands in ids already, trained and
+        # with the reward; else the environment closes the answer.
+        if answer[-1] == ends[0]:
             following = following[1:]
         traj.add_message(following)
 
@@ -295,12 +286,13 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
             trajs.append(begin(name, seed, episode, group, tok, cfg))
     ends = ends_of_answers(policy, tok, cfg)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache(len(seeds), cfg.device, copies=N)  # part 2; the N episodes of a group share their first message
+    cache = KVCache(len(seeds), cfg.device, copies=N)  # what each has read; a group shares its first message
     live = trajs
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, temperature)  # they read what is new to them
+            # They read what is new to them. (b,V): log-probs of the token that comes next
+            logp = next_token_logp(policy, cache, writing, temperature)
             need(not logp.isnan().any(), message_not_finite("a log-probability", cfg))
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
@@ -333,8 +325,8 @@ def returns(trajs, cfg):  # -> (P,N)
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one. Where the N
-    returns are all alike there is little to learn from (GRPO: A is 0). Returns that differ the paper reads as not
-    knowing one's way yet; it may also be luck. [1]
+    returns are all alike there is little to learn from (GRPO: A is 0). The paper takes returns that differ as a sign
+    that the policy does not know its way yet; they may also be luck. [1]
     The filter is the paper's remedy against the Echo Trap, in which a policy comes to think the same in every episode,
     and then loses what it had learnt (README).
     """
@@ -385,7 +377,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     better than others from the same state?
 
     NOTE: dividing can teach the wrong thing while the better choice is rare.
-    Bandit, the only risky pull in a group of 16, against 0.15 of the sure arm:
+    Bandit: of a group of 16, 15 episodes pull the sure arm, which pays 0.15, and one pulls the risky arm.
 
         it pays    chance    R_i - mean    sample std    A
         1           1/4        +0.80         0.21       +3.75
@@ -449,7 +441,8 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
-        batch["kl"] = (batch["old_logp"] - grid_logps(models.ref, batch, cfg)) * batch["mask"]
+        ref_logp = grid_logps(models.ref, batch, cfg)  # (B,T-1): log pi_ref of every token that the model wrote
+        batch["kl"] = (batch["old_logp"] - ref_logp) * batch["mask"]
         penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
     if cfg.algo == "ppo":
         add_ppo_advantages(batch, penalty, models.critic, cfg)
@@ -461,13 +454,13 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
 def add_ppo_advantages(batch, penalty, critic, cfg):
     """Token by token: what came after it, minus what the critic forecast there."""
     mask = batch["mask"]
+    # `on_grid` calls a function for parts of the batch, without gradient, and puts its numbers in their places: (B,T-1)
     batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    # Whitening (released code, not in the paper): mean 0 and std 1 over all tokens of the batch. Then the entropy bonus
-    # and MAX_GRAD_NORM weigh the same in every world, whatever the scale of its rewards. Within a batch it does no harm:
-    # all tokens are divided by the *same* number, so that none is preferred to another. Between batches it has a weaker
-    # form of the fault of eq. 5: one in which a single return differs is stretched to the size of the others. (And the
-    # mean that is subtracted is nearly a constant, see step 2.) [4]
+    # Whitening (released code, not in the paper): over all tokens of the batch A gets mean 0 and std 1, so that the
+    # entropy bonus and MAX_GRAD_NORM mean the same in every world. All tokens of a batch are divided by the same number:
+    # none is preferred to another. But a batch in which a single return differs is stretched to the size of others, as
+    # with eq. 5, though less. (The mean that is subtracted is nearly a constant, see step 2.) [4]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
@@ -486,6 +479,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     pads are on the right, and a causal model never looks to the right."""
     mask = part["mask"]
     hidden = policy.base_model(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
+    # `logps_from_hidden` for some tokens at a time: less memory, the same numbers
     return logps_in_chunks(policy.get_output_embeddings(), hidden, part["targets"][mask], cfg.temperature)
 
 
@@ -566,7 +560,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
     bad batch does not fill Adam's averages."""
     stats = Counter()  # a dict whose numbers begin at 0
     total = int(batch["mask"][rows].sum())  # tokens of all parts
-    for _, part in micro_batches(batch, rows):
+    for _, part in micro_batches(batch, rows):  # numbers of some rows, the batch cut to them
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
         losses, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
@@ -579,7 +573,7 @@ def gradient_step(batch, rows, models, cfg):  # -> statistics
             critic_loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
             critic_loss.backward()
             stats["value_loss"] += critic_loss.item()
-    stats = add_up(stats)
+    stats = add_up(stats)  # over processes, if torchrun has started several
     norms = []
     for network in (models.policy, models.critic):
         if network is not None:
@@ -619,6 +613,7 @@ def iterate(i, models, cfg):  # -> row i of the log; all trajectories; what `lea
     lowest = len(envs.EVAL_SEEDS)  # seeds below are for evaluation
     *seeds, sampling_seed = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     clock = time.perf_counter()
+    # `rollout`, divided among the processes, if there are several
     trajs = rollout_by_all(models.policy, models.tok, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed, cfg.temperature)
     row = {"iteration": i, "seconds_rollout": time.perf_counter() - clock}
     if i == 1:  # once is enough: it tests the program and the model, not the run
@@ -637,7 +632,7 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
     """Ctrl-C, or a notebook's Interrupt: the present iteration is finished, everything is saved, the rows are returned.
     `watch(cfg, rows)` is called after every iteration; plots.live is one, for notebooks."""
     need(not cfg.eval_only and cfg.play is None, "eval_only and play do not train: run(cfg) heeds them")
-    models = load_models(cfg)
+    models = load_models(cfg)  # critic: the policy with a new scalar head; ref: a frozen copy
     cfg, rows = open_run(models, cfg)  # no rows yet; with --resume those so far
     end = is_over(rows, cfg)
     with finishing_first(), progress_bar(rows, cfg) as bar:

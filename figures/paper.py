@@ -3,7 +3,7 @@
     python figures/paper.py fig10          draw figures/tiny/fig10.png; what is printed is Markdown
     python figures/paper.py table2         likewise table3, table4, fig5 ... fig11, fig-trap, fig-truth, ...
     python figures/paper.py claims         what the paper says, what our runs say, and a verdict (ledger.py)
-    python figures/paper.py results        success before and after training; its curves: fig-results
+    python figures/paper.py results        success before and after training; curves of two of the worlds: fig-results
     python figures/paper.py all --run      everything; --run: train first what is missing
 
 paper.json says of which worlds, methods and columns a figure consists. Runs live in two places:
@@ -289,7 +289,7 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
 @matplotlib.style.context(plots.STYLE)
 def draw(title, panels, out, columns):  # as plots.draw, but a line is a list of runs, one a seed
     fig, axes = plots.grid(len(panels), columns)
-    labels = plots.labels_of(panels)
+    labels = plots.unique(label for panel in panels for label in panel.lines)
     for ax, panel in zip(axes, panels):
         for label, runs in panel.lines.items():
             draw_seeds(ax, panel.metric, runs, label, labels.index(label))

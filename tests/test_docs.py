@@ -112,7 +112,7 @@ def test_readme_episode_is_a_real_one():
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
     shown = re.findall(r"^    (?:before|after|\(and then\)) +<think> (.* </answer>)", README, re.M)
-    fallen = re.findall(r"^    iteration \d+ +<think>(.*?)(?: \.\.\.)?$", README, re.M)
+    fallen = re.findall(r"^    after \d+ +<think>(.*?)(?: \.\.\.)?$", README, re.M)
     assert len(shown) == 3 and len(fallen) == 2 and all(answer in said for answer in shown + fallen)
 
 
@@ -147,7 +147,7 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("the Echo Trap\n")[1].split("\n## Read on")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     intervals = re.findall(r"(?:-?\d+\.\d+|\d+ of \d+) \[[^]]*\]", section)
-    assert len(intervals) == 4  # and one below
+    assert len(intervals) == 5  # and one below
     for interval in intervals:  # "lowers by 0.12 [0.08, 0.16]" is -0.12 [-0.16, -0.08]
         value, low, high = re.match(r"(.*) \[(.*), (.*)\]", interval).groups()
         assert interval in page or f"-{value} [-{high}, -{low}]" in page, interval
@@ -155,15 +155,15 @@ def test_readme_findings_are_those_of_the_ledger():
     each_s, _, late = ledger.lost_by_updates(paper.runs_of("trap, long", "StarPO-S", args))
     _, early, _ = ledger.lost_by_updates(paper.runs_of("trap", "StarPO-S", args))
     _, _, short = ledger.lost_by_updates(paper.runs_of("trap", "PPO, Adam beta2 0.9", args))
-    assert f"it makes {each_s} steps per iteration instead of {each}:" in section
-    for row in ("||400 iterations|6,400 steps|", f"|PPO|{ppo}|the same runs|", f"|StarPO-S|{early}|{late}|"):
+    assert f"it makes {each_s} steps per iteration instead of {each}." in section
+    for row in ("||400 iterations|6,400 steps|", f"|PPO|{ppo}|{ppo}|", f"|StarPO-S|{early}|{late}|"):
         assert row in section
-    assert f"{ppo.partition(' [')[0]} such runs collapse" in section
+    assert "Of our 13 such runs 11 *collapse*:" in section and ppo.startswith("11 of 13 ")
     count, interval = short.split(" [")
     assert f"{count} runs collapses [{interval}" in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) no answer is valid" in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From iteration 311 on (grey) all answers are invalid" in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "soon it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003" in page
     longest = [row.get("grad_norm_max") for row in rows]

@@ -127,7 +127,7 @@ def test_no_think(play, tok, cfg):
     assert tok.decode(traj.ids[:traj.mask.index(True)]).endswith("assistant \n <answer>")
 
 
-def test_groups_share_the_state_but_not_the_noise(tok, cfg, play):
+def test_groups_share_the_state_but_not_the_dice(tok, cfg, play):
     trajs = play(["</think><answer>Left || Up || Left || Up || Down</answer>"], "frozenlake", [301, 302], cfg, n=8)
     assert [t.group for t in trajs] == [0] * 8 + [1] * 8
     for group in (trajs[:8], trajs[8:]):

@@ -708,12 +708,13 @@ def test_a_run_that_never_learnt_can_be_seen(user, random_folder, pictures, monk
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("columns", [{}, {"grad_norm": 0.0, "reward_std": 0.0}])
+@pytest.mark.parametrize("columns", [{}, {"grad_norm": 0.0, "reward_std": 0.0}, {"mutual_information": None}])
 def test_a_log_with_little_in_it_has_an_anatomy(columns, runs, user, monkeypatch):
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
     shutil.copytree(runs / "bandit", "run")
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
-    Path("run/log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("run/log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))  # without a last end of line
+    assert len(plots.load("run").rows) == 30
     assert user("plots.py collapse run")[:2] == (0, "run/collapse.png\n")
 
 
