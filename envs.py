@@ -1,5 +1,15 @@
 """Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
 
+A world has a state, takes an action, and answers with a new state and a reward. All of its rules are in one function:
+
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one that was intended
+
+For example, a move on ice, from cell (1, 0) to the right, that may go astray (no hole or goal is near):
+
+    [(0.8, (1, 1), 0.0, False), (0.1, (2, 0), 0.0, False), (0.1, (0, 0), 0.0, False)]
+
+`step` rolls the dice among them; a level of Sokoban:
+
     env = make("sokoban")
     obs, info = env.reset(seed=7, options={"episode": 3})
 
@@ -11,22 +21,16 @@
         # # # # # #
 
     env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
-    obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; the caller counts actions
-    solve(env) is ["Down", "Left", "Down", "Down", "Right"]
-    yardsticks(env, 10)[:, 10] is [0.04, 1.00]                     # success in 10 actions: of random and of optimal play
+    obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; ragen_mini.py limits the actions
 
 `seed` fixes the level, so that a group of episodes can start alike, to be compared. `episode`, its number in the group,
-seeds its own dice: slips and pay-outs. Nothing touches a global random state. Every world is a pure function of state and
-action (and of its level), from which `step` merely samples:
+seeds its own dice: slips and pay-outs. Nothing touches a global random state.
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    first the one that was intended
+From `outcomes` follow `yardsticks`, the success of random and of optimal play, beside which this project prints every
+measured success, and `solve`, a shortest solution:
 
-On the ice a move to the right, from cell (1, 0), may go astray (success_rate 0.8; no hole or goal is near):
-
-    [(0.8, (1, 1), 0.0, False), (0.1, (2, 0), 0.0, False), (0.1, (0, 0), 0.0, False)]
-
-The same function gives `yardsticks`, beside which this project prints every measured success, and `solve`, a shortest
-solution.
+    yardsticks(env, 10)[:, 10] is [0.04, 1.00]                     # in 10 actions
+    solve(env) is ["Down", "Left", "Down", "Down", "Right"]
 
     python envs.py                          the yardsticks of every world, by number of actions
     python envs.py play sokoban 7           play level 7: you read what the language model reads
@@ -52,6 +56,7 @@ MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see `split`)
 
 
+# Messages to the user, and two tools of the worlds
 class UserError(Exception):
     """Something that the user can put right. The command line prints it as one line and exits with code 2."""
 
@@ -126,9 +131,9 @@ TRIES = 1000  # to draw a level that is solvable, and held out or not as the see
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (remembered, so do not change what it returns). Two seeds may draw the same level: separate
-    seeds alone would let levels of the evaluation into training. So a hash of the level itself decides: a quarter is held
-    out, the rest is for training. We draw until a level is on the side of its seed (EVAL_SEEDS: held out)."""
+    """The level of a seed (remembered, so do not change what it returns). Different seeds may draw the same level, so
+    separate seeds do not keep evaluation levels out of training. So the level itself decides: a hash puts a quarter of
+    all levels on the held-out side, and each seed draws until its level is on its own side (EVAL_SEEDS: held out)."""
     for attempt in range(TRIES):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         if drawn is None:  # not solvable, for example
@@ -300,7 +305,7 @@ class Sokoban(Env):
 
 
 # ---------------------------------------------------------------------------------------------- names of worlds
-ENVS = {
+ENVS = {  # those with longer names are for evaluation: does what was learnt carry over?
     "bandit": partial(Bandit, sure="Teacher", risky="Engineer"),
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead

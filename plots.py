@@ -5,9 +5,9 @@
     python plots.py collapse RUN ...        the anatomy of a run: which signal moved first? RUN/collapse.png
     python plots.py xray RUN ...            every token of two episodes and what it earned: RUN/xray.html
 
-A *metric* is a column of the log, such as "reward" (COLUMNS, near the end, explains them), or one of three that are made
-of columns: "seconds", the time so far; "eval sokoban", success in Sokoban (a run may be evaluated in several worlds);
-"eval", success in the world in which it was trained. The top of ragen_mini.py says what turns, returns and groups are.
+A *metric* is a name of LOOKS, mostly a column of the log. A run may be evaluated in several worlds: "eval sokoban" is its
+success in Sokoban, and "eval" alone that in the world in which it was trained. The top of ragen_mini.py says what
+turns, thoughts, returns and groups are.
 """
 import argparse
 import contextlib
@@ -26,35 +26,50 @@ import envs
 from envs import UserError, need
 
 
-# ------------------------------------------------------------------------------------------------ what is drawn
+# --------------------------------------------------------------------------------------- what a run logs, and its looks
 @dataclass
 class Look:
-    """How a metric is drawn. What it means, and what to look for, stands in COLUMNS, near the end."""
     title: str
-    smooth: bool = True  # as a moving average, else as measured
+    meaning: str  # or what to look for; --help tells it
+    smooth: bool = True  # drawn as a moving average, else as measured
     log_axis: bool = False
 
 
-DASHBOARD = {
-    "reward": Look("mean return (training)"),
-    "valid": Look("share of valid turns"),
-    "reward_std": Look("in-group return std", smooth=False, log_axis=True),
-    "entropy": Look("entropy per token"),
-    "grad_norm": Look("gradient norm", log_axis=True),
-    "kl": Look("log pi_old - log pi_ref"),
-    "response_length": Look("tokens per episode"),
-    "think_length": Look("words per thought"),
-    "distinct": Look("different thoughts / thoughts"),
-    "mutual_information": Look("I(prompt; thought)", smooth=False),
-    "true_claims": Look("share of true claims"),
-    "seconds": Look("seconds so far", smooth=False),
+LOOKS = {
+    "eval": Look("success", "on held-out levels, by world; read it beside random and optimal play", smooth=False),
+    "reward": Look("mean return (training)", "of a rollout; -0.1 a turn if no answer is valid"),
+    "success": Look("success (training)", "share of won episodes in a rollout"),
+    "valid": Look("share of valid turns", "a lasting fall is the plainest sign of a collapse"),
+    "reward_std": Look("in-group return std", "0: all episodes of a group end alike, nothing to compare",
+                       smooth=False, log_axis=True),
+    "entropy": Look("entropy per token", "of the model's choices; falls while it makes up its mind"),
+    "grad_norm": Look("gradient norm", "mean of the updates; small when all is learnt", log_axis=True),
+    "grad_norm_max": Look("largest gradient norm", "of the updates; most spikes do no harm, one may be the end",
+                          log_axis=True),
+    "kl": Look("log pi_old - log pi_ref", "mean per token: how far the model is from the one before training"),
+    "response_length": Look("tokens per episode", "that the model wrote; fewer when one answer is enough"),
+    "think_length": Look("words per thought", "thoughts that shrink to nothing carry nothing"),
+    "distinct": Look("different thoughts / thoughts", "near 0, the *echo*: the same phrases in every episode"),
+    "mutual_information": Look("I(prompt; thought)", "figures/variants.py; 0: thoughts ignore what was read",
+                               smooth=False),
+    "claims": Look("share of turns whose thought claims something", "of the board"),
+    "true_claims": Look("share of true claims", "of all claims"),
+    "fitting": Look("share of fitting actions", "of turns with a claim: is the first action one that it names?"),
+    "turns": Look("turns per episode", "5 at most, by default"),
+    "policy_loss": Look("policy loss", "only its gradient means something"),
+    "value_loss": Look("value loss", "of the critic's forecasts"),
+    "clip_fraction": Look("clipped tokens / tokens", "0 in an iteration of one update, whose ratios are 1"),
+    "updates": Look("gradient steps", "0: nothing to compare"),
+    "kept": Look("trajectories that were trained on", "fewer if the filter is on"),
+    "tokens": Look("tokens of the rollout", "that the model wrote"),
+    "seconds_rollout": Look("seconds of playing", "of this iteration"),
+    "seconds_update": Look("seconds of the updates", "of this iteration"),
+    "seconds": Look("seconds so far", "no column, but the sum of these two, up to an iteration", smooth=False),
+    "warning": Look("a sign of collapse", "fewer than half as many valid turns as at the best; text, written once"),
+    "dead": Look("the run has ended by itself", "ten iterations in a row had nothing to compare"),
 }
-LOOKS = DASHBOARD | {
-    "eval": Look("success", smooth=False),  # the dashboard begins with it, a panel for each world
-    "success": Look("success (training)"),
-    "grad_norm_max": Look("largest gradient norm", log_axis=True),
-    "value_loss": Look("value loss"),  # drawn in figures/paper.py only
-}
+DASHBOARD = ("reward", "valid", "reward_std", "entropy", "grad_norm", "kl", "response_length", "think_length", "distinct",
+             "mutual_information", "true_claims", "seconds")  # behind success in every world
 
 
 def unique(items):  # each once, in their order
@@ -152,13 +167,13 @@ def parse_json(text, file):
 
 
 # ------------------------------------------------------------------------------------------------- the pictures
-# From the outside in: curves, dashboard, draw, draw_run. (figures/paper.py, too, makes Panels, with several runs a line,
-# and uses `grid`, `finish_panel`, `add_legends` and `save`.)
+# From the outside in: curves, dashboard, draw, draw_run. (figures/paper.py uses Panel, `grid`, `finish_panel`,
+# `add_legends` and `save`, too.)
 @dataclass
 class Panel:
     metric: str
     title: str
-    lines: dict  # {label: Run}: one curve each
+    lines: dict  # {label: Run}: one curve each (in figures/paper.py: {label: list of Run})
     yardsticks: tuple | None  # success of random and of optimal play, where these are the same for all of its runs
 
 
@@ -451,7 +466,7 @@ def in_words(peak_at, collapsed_at, signals):
     left = [signal for signal in signals if signal.left_at is not None]
     if left:
         first = min(left, key=lambda signal: signal.left_at)
-        said += f"; first to move: {look_of(first.metric).title}"
+        said += f"; first to leave its range: {look_of(first.metric).title}"
     if any(signal.healthy is not None for signal in signals):
         return f"{said}\ngreen: healthy range; red: left it, or jumped"
     return f"{said}\nthe peak came too early to know the healthy ranges"
@@ -517,39 +532,8 @@ def live(cfg, rows):
 
 
 # --------------------------------------------------------------------------------------------- the command line
-COLUMNS = {  # of log.jsonl, for --help
-    "eval": "success on held-out levels, by world; read it beside random and optimal play",
-    "reward": "mean return of the rollout; -0.1 a turn if no answer is valid",
-    "success": "share of won episodes in the rollout",
-    "valid": "share of turns with a valid answer; a lasting fall is the plainest sign of a collapse",
-    "reward_std": "std of the returns in a group; 0: all of its episodes end alike, nothing to compare",
-    "entropy": "of the model's choices, per token; falls while it makes up its mind",
-    "grad_norm": "length of the gradient, mean of the updates; small when all is learnt",
-    "grad_norm_max": "the largest of them; most later spikes do no harm, one may be the end",
-    "kl": "log pi_old - log pi_ref, mean per token: how far the model is from the one before training",
-    "response_length": "tokens that the model wrote in an episode; fewer when one answer is enough",
-    "think_length": "words per thought; thoughts that shrink to nothing carry nothing",
-    "distinct": "different thoughts / thoughts; near 0, the echo: the same few phrases in every episode",
-    "mutual_information": "of prompt and thought, see figures/variants.py; 0: thoughts ignore what was read",
-    "claims": "share of turns whose thought claims something of the board",
-    "true_claims": "share of these claims that are true",
-    "fitting": "share of those turns whose first action is one that the claim names",
-    "turns": "turns per episode",
-    "policy_loss": "only its gradient means something",
-    "value_loss": "of the critic's forecasts",
-    "clip_fraction": "clipped tokens / tokens; 0 in an iteration of one update, whose ratios are 1",
-    "updates": "gradient steps; 0: nothing to compare",
-    "kept": "trajectories that were trained on",
-    "tokens": "tokens that the model wrote, of all episodes",
-    "seconds_rollout": "seconds of playing",
-    "seconds_update": "seconds of the updates",
-    "warning": "fewer than half as many valid turns as at the best: a sign of collapse, written once",
-    "dead": "written once, at the end: ten iterations in a row had nothing to compare",
-}
-
-
 def command_line(argv):
-    listed = "\n".join(f"  {name:20}{meaning}" for name, meaning in COLUMNS.items())
+    listed = "\n".join(f"  {name:20}{look.title}; {look.meaning}" for name, look in LOOKS.items())
     description = f"{__doc__}\nThe columns of log.jsonl:\n{listed}"
     parser = argparse.ArgumentParser("plots.py", description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -63,7 +63,7 @@ import plots
 from envs import UserError, need
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (as in the released code) names an unknown action
-EVAL_TEMPERATURE = 0.5  # Sec. 3.2 (trained is at 1)
+EVAL_TEMPERATURE = 0.5  # Sec. 3.2 (training samples at 1)
 MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
 VALUE_CLIP = 0.5  # farthest that a forecast of the critic is pulled in one iteration (released code)
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
@@ -72,7 +72,7 @@ STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is
 CUDA = torch.cuda.is_available()
 RANK = int(os.environ.get("RANK", 0))  # of this process, if torchrun has started several
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
-# As a decorator: on a GPU the function calculates in bf16, the weights stay fp32. (A trap: see `gradient_step`.)
+# As a decorator: on a GPU the function calculates in bf16, the weights stay fp32.
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 
 
@@ -107,8 +107,8 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #     = grad 1 = 0.
 #  3. The gradient's mean stays the same, and its noise shrinks if what is subtracted was a good forecast. What is left
 #     is the *advantage* A of the token. PPO subtracts the rewards that had already come, and the critic's forecast of
-#     those still to come. GRPO subtracts the group's mean return, of episodes that were played without this token (and
-#     of its own, which makes all differences smaller, by the factor (N-1)/N, and changes nothing else).
+#     those still to come. GRPO subtracts the group's mean return. The other episodes do not depend on this token; its
+#     own share in the mean makes all differences smaller, by the factor (N-1)/N, and changes nothing else.
 #  4. Weighted by ratio = pi / pi_old, tokens that pi_old sampled count on average as if pi had sampled them (importance
 #     sampling): sum over words of pi_old * ratio * A  =  sum of pi * A. And grad ratio = ratio * grad log pi, so that at
 #     ratio 1 the gradient of ratio * A is A * grad log pi.
@@ -240,17 +240,22 @@ def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for
     return traj
 
 
+def read_answer(traj, tok, cfg, ends):  # -> its text, with the first tag; its actions, or None: invalid
+    written = traj.ids[traj.answer_start:]
+    if written[-1] in ends:  # else it was cut off at max_new_tokens
+        written = written[:-1]
+    text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
+    empty_thought = "<think></think>" if cfg.no_think else ""  # so that parse_answer needs one pattern only
+    return text, parse_answer(empty_thought + text, traj.env.actions, cfg.max_actions_per_turn)
+
+
 def take_turn(traj, tok, cfg, ends):
     """Run the actions of the answer that was just written; its last token bears the reward of the turn. `ends`: tokens
     that end an answer, first the one of the chat template."""
     env = traj.env
-    answer = traj.ids[traj.answer_start:]
-    ended = answer[-1] in ends  # else it was cut off at max_new_tokens
-    written = answer[:-1] if ended else answer
-    text = first_tag(cfg.no_think) + tok.decode(written, clean_up_tokenization_spaces=False)
-    empty_thought = "<think></think>" if cfg.no_think else ""  # so that parse_answer needs one pattern only
-    actions = parse_answer(empty_thought + text, env.actions, cfg.max_actions_per_turn)
-    turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=len(answer))
+    text, actions = read_answer(traj, tok, cfg, ends)
+    tokens = len(traj.ids) - traj.answer_start
+    turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=tokens)
     bonus = judge_thought(turn, env, cfg)  # before the world moves; 0, unless --truth-reward is given
     reward = 0.0
     if not turn["valid"]:
@@ -270,12 +275,16 @@ def take_turn(traj, tok, cfg, ends):
         following = encode(tok, cfg.no_think, message(env, cfg, traj.actions_left, reward), after_answer=True)
         # `following` begins with the end of turn. If the model wrote that itself, it stands in ids already, trained and
         # with the reward; else the environment closes the answer.
-        if answer[-1] == ends[0]:
+        if traj.ids[-1] == ends[0]:
             following = following[1:]
         traj.add_message(following)
 
 
 # -------------------------------------------------------------------------------------------------- rollout
+# Without a cache the log-probs of an episode's next token would be two lines:
+#     logits = policy(torch.tensor([traj.ids])).logits[0, -1]
+#     logp = (logits / temperature).log_softmax(-1)
+# `next_token_logp` has the same numbers for many episodes at once, and reads no token twice.
 @autocast
 @torch.no_grad()
 def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # -> len(seeds) * N trajectories, by group
@@ -291,8 +300,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            # They read what is new to them. (b,V): log-probs of the token that comes next
-            logp = next_token_logp(policy, cache, writing, temperature)
+            logp = next_token_logp(policy, cache, writing, temperature)  # (b,V): they read what is new to them
             need(not logp.isnan().any(), message_not_finite("a log-probability", cfg))
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
@@ -437,7 +445,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
     before training: r_t -= kl_coef * kl_t, where kl_t = log pi_old - log pi_ref of the token that was sampled. One kl_t
     may be negative; their mean over what pi_old samples is KL(pi_old || pi_ref), the Kullback-Leibler divergence, which
     says how far two distributions are apart. It stands in the reward, since A sums what follows: a token also pays for
-    later tokens that it led away from ref. In the loss this difference would have no gradient, on average. [3]"""
+    later tokens that it led away from ref. In the loss, log pi - log pi_ref would have no gradient on average. [3]"""
     batch = collate(trajs, cfg.device)
     penalty = torch.zeros_like(batch["reward"])
     if models.ref is not None:
@@ -454,8 +462,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
 def add_ppo_advantages(batch, penalty, critic, cfg):
     """Token by token: what came after it, minus what the critic forecast there."""
     mask = batch["mask"]
-    # `on_grid` calls a function for parts of the batch, without gradient, and puts its numbers in their places: (B,T-1)
-    batch["value"] = on_grid(lambda part: token_values(critic, part), batch)
+    batch["value"] = grid_values(critic, batch)  # (B,T-1): its forecast before every token that the model wrote
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): over all tokens of the batch A gets mean 0 and std 1, so that the
     # entropy bonus and MAX_GRAD_NORM mean the same in every world. All tokens of a batch are divided by the same number:
@@ -516,6 +523,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
     At the defaults of StarPO-S the clip is idle: 2 of 8 groups are kept, 32 trajectories, one update at ratio 1.
 
+    (For A < 0 nothing bounds ratio A: the farther a token went the wrong way, the harder it is pulled back.)
+
     The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things: the best
     policy for this loss is a little less decided than the best one for the return."""
     ratio = (logp - old_logp).exp()
@@ -553,9 +562,9 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step
 # the weights, also when an update has changed them.
 @autocast
 def gradient_step(batch, rows, models, cfg):  # -> statistics
-    """The proof has a mean over episodes of a sum over tokens; we divide the same sum by the number of trained tokens of
-    these rows. [7] They are passed through in parts that fit into memory, whose gradients add up. NOTE: divide by the
-    tokens of *all* parts: parts differ in size, and pads are no tokens.
+    """The proof divides a sum over all tokens of all episodes by the number of episodes; we divide it by the number of
+    trained tokens of these rows. [7] They are passed through in parts that fit into memory, whose gradients add up. NOTE:
+    divide by the tokens of *all* parts: parts differ in size, and pads are no tokens.
     Gradients longer than MAX_GRAD_NORM are shortened, those of the policy and of the critic each on its own, so that one
     bad batch does not fill Adam's averages."""
     stats = Counter()  # a dict whose numbers begin at 0
@@ -866,6 +875,10 @@ def grid_logps(policy, batch, cfg):  # -> (B,T-1): log pi of the tokens that the
     return on_grid(lambda part: token_logps(policy, part, cfg)[0], batch)
 
 
+def grid_values(critic, batch):  # -> (B,T-1): the critic's forecasts there, elsewhere 0
+    return on_grid(lambda part: token_values(critic, part), batch)
+
+
 # ------------------------------------------------------------------------------------------------- what is measured
 def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
     result = {}
@@ -887,7 +900,7 @@ def evaluate(when, models, cfg):  # -> {world: success on its evaluation levels}
     return result
 
 
-def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; COLUMNS in plots.py says what to look for
+def statistics(trajs, learned, cfg):  # -> columns of log.jsonl; LOOKS in plots.py says what to look for
     R = returns(trajs, cfg)
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [thought_of(turn) for turn in turns]

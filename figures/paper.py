@@ -49,7 +49,7 @@ COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_l
            "seconds_rollout", "seconds_update", "eval", *plots.DASHBOARD}  # these are packed
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # an iteration without updates has none
 # with_survival adds this column, which no log has:
-plots.LOOKS["survival"] = plots.Look("share of seeds that have not lost their success", smooth=False)
+plots.LOOKS["survival"] = plots.Look("share of seeds that have not lost their success", "", smooth=False)
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
 
 
