@@ -616,8 +616,10 @@ def self_check(trajs, policy, cfg):
 
 
 def iterate(i, models, cfg):  # -> row i of the log; all trajectories; what `learn` returned
-    """One iteration of StarPO: play, then learn. All randomness comes from (cfg.seed, i), so that a run that was cut
-    short goes on as if it had not been."""
+    """One iteration of StarPO: play, then learn. (Iteration 0 is before training: nothing, so that it is evaluated only.)
+    All randomness comes from (cfg.seed, i), so that a run that was cut short goes on as if it had not been."""
+    if i == 0:
+        return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])
     lowest = len(envs.EVAL_SEEDS)  # seeds below are for evaluation
     *seeds, sampling_seed = rng.integers(lowest, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
@@ -646,15 +648,10 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
     end = is_over(rows, cfg)
     with finishing_first(), progress_bar(rows, cfg) as bar:
         while not end:
-            i = len(rows)
-            if i == 0:
-                row, trajs, learned = {"iteration": 0}, [], []  # look only
-            else:
-                row, trajs, learned = iterate(i, models, cfg)
+            row, trajs, learned = iterate(len(rows), models, cfg)
             rows.append(row)
-            end = look_and_save(rows, trajs, learned, models, cfg)  # part 2: an evaluation now and then, log, checkpoint
-            bar.update(i > 0)
-            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
+            end = look_and_save(rows, trajs, learned, models, cfg)  # an evaluation now and then, log, checkpoint
+            show_progress(bar, row)
             if watch:
                 watch(cfg, rows)
     sum_up(rows, cfg)
@@ -1180,6 +1177,11 @@ def progress_bar(rows, cfg):
     title = "StarPO-S" if cfg.starpo_s else "StarPO"
     quiet = {"disable": True} if RANK > 0 else {}
     return tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1), desc=title, **quiet)
+
+
+def show_progress(bar, row):
+    bar.update(row["iteration"] > 0)
+    bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "success", "entropy") if key in row})
 
 
 def look_and_save(rows, trajs, learned, models, cfg):  # -> was this the last iteration?
