@@ -20,17 +20,17 @@ For example, a move on ice, from cell (1, 0) to the right, that may go astray (n
         # _ X O # #        env.level is what stays fixed: floor and targets
         # # # # # #
 
-    env.outcomes(env.state, "Down") is [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
-    obs, reward, terminated, truncated, info = env.step("Down")    # info["success"]; ragen_mini.py limits the actions
+    env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
+    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: never, the caller counts actions
 
 `seed` fixes the level, so that a group of episodes can start alike, to be compared. `episode`, its number in the group,
 seeds its own dice: slips and pay-outs. Nothing touches a global random state.
 
-From `outcomes` follow `yardsticks`, the success of random and of optimal play, beside which this project prints every
-measured success, and `solve`, a shortest solution:
+From `outcomes` follow `yardsticks`, the success of random and of optimal play, beside which every success of this project
+is printed, and `solve`, a shortest solution:
 
-    yardsticks(env, 10)[:, 10] is [0.04, 1.00]                     # in 10 actions
-    solve(env) is ["Down", "Left", "Down", "Down", "Right"]
+    yardsticks(env, 10)[:, 10] -> [0.04, 1.00]                     # in 10 actions
+    solve(env) -> ["Down", "Left", "Down", "Down", "Right"]
 
     python envs.py                          the yardsticks of every world, by number of actions
     python envs.py play sokoban 7           play level 7: you read what the language model reads

@@ -83,7 +83,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 # Neither the sampling of a token nor the world has a gradient. So the model plays, and then makes likelier what it wrote
 # in good episodes. The simplest loss for that, known as REINFORCE, is
 #
-#     loss = -(R * logp)[mask].mean()        R: the return of the episode to which the token belongs
+#     loss = -(R * logp)[mask].mean()        R: the return of the token's episode; mask: the tokens that the model wrote
 #
 # It is cross-entropy on the model's own text, where good episodes weigh more. Most of what follows puts something better,
 # A, in the place of R, or makes several steps out of one rollout. (Such a loss need not go down in training, since each
@@ -97,10 +97,10 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #         grad <R>  =  sum over tau of R grad p  =  sum of p R grad log p  =  <R * sum_t grad log pi(token_t)>
 #     a mean over episodes, which playing estimates. In words: play, then make the tokens of an episode likelier in
 #     proportion to its return. (The code also divides by the number of tokens: see gradient_step.)
-#     In numbers: with chance p an arm is chosen that pays 0.25 on average, else one that pays 0.15. <R> is
-#     0.25 p + 0.15 (1 - p), its slope in p is 0.10. By playing: the first arm comes with chance p and contributes
-#     0.25 / p, its return times the derivative of log p; the other one comes with chance 1 - p and contributes
-#     -0.15 / (1 - p). The mean is 0.25 - 0.15 = 0.10.
+#     In numbers: with chance x an arm is chosen that pays 0.25 on average, else one that pays 0.15. <R> is
+#     0.25 x + 0.15 (1 - x), its slope in x is 0.10. By playing: the first arm comes with chance x and contributes
+#     0.25 / x, its return times the derivative of log x; the other one comes with chance 1 - x and contributes
+#     -0.15 / (1 - x). The mean is 0.25 - 0.15 = 0.10.
 #  2. From R one may subtract, at each token, a *baseline*: whatever was known before the token was written, or does not
 #     depend on it, such as other episodes. Given the text so far that is a constant c. It takes away c times the mean of
 #     grad log pi, which is 0: summed over the words of the vocabulary, sum pi grad log pi = sum grad pi = grad (sum pi)
@@ -112,9 +112,9 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)
 #  4. Weighted by ratio = pi / pi_old, tokens that pi_old sampled count on average as if pi had sampled them (importance
 #     sampling): sum over words of pi_old * ratio * A  =  sum of pi * A. And grad ratio = ratio * grad log pi, so that at
 #     ratio 1 the gradient of ratio * A is A * grad log pi.
-#  5. So going down -ratio * A goes up <R>. At the first update, where all ratios are 1, this is exact on average. Later
-#     it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and no
-#     factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
+#  5. So a step down -ratio * A is a step up <R>. At the first update, where all ratios are 1, this is exact on average.
+#     Later it is not quite: the ratio corrects for this token, but the tokens before it were chosen by pi_old, too, and
+#     no factor corrects for those. That matters little as long as pi is near pi_old, which is what clipping is for.
 # What goes beyond this proof has a reason, which stands beside it, and often a price, which stands in the footnotes at
 # the end of part 1: [1], [2], ...
 
@@ -190,7 +190,7 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 
 
 class Trajectory:
-    """One episode as tokens: message, answer, message, ... Four lists grow together, one entry a token.
+    """One episode as tokens: message, answer, message, ... Four lists grow together, one entry a token. <think> is given.
 
         ids       <|im_start|> user ... <think>    The goal is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1    1      1         1             0            0
@@ -300,7 +300,7 @@ def rollout(policy, tok, name, seeds, N, cfg, sampling_seed, temperature):  # ->
     while live:
         writing = live
         while writing:  # everyone writes an answer, token by token
-            logp = next_token_logp(policy, cache, writing, temperature)  # (b,V): they read what is new to them
+            logp = next_token_logp(policy, cache, writing, temperature)  # (b,V); each reads what is new to it
             need(not logp.isnan().any(), message_not_finite("a log-probability", cfg))
             sample(writing, logp, generator, greedy=temperature == 0)
             writing = [traj for traj in writing if not answer_is_complete(traj, ends, cfg)]  # others wait
@@ -346,8 +346,8 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 def nothing_to_compare(R, cfg):  # (k,N)
     """GRPO compares within groups: are all returns of each group alike? PPO's critic also compares prompts: are all
-    returns alike? Then differences of A are noise of the critic, which whitening would blow up. So nothing is updated;
-    the KL penalty and the entropy bonus rest, too. [2]"""
+    returns alike? Then differences of A are noise of the critic, which add_ppo_advantages would blow up. So nothing is
+    updated; the KL penalty and the entropy bonus rest, too. [2]"""
     if cfg.algo == "ppo":
         return R.std(correction=0) < 1e-4
     return R.std(1, correction=0).max() < 1e-4
@@ -438,7 +438,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch
-    """What collate returns, and more columns (B,T-1): adv; kl, if there is a KL penalty; PPO: value, ret. Computed once,
+    """What collate returns, and more tensors (B,T-1): adv; kl, if there is a KL penalty; PPO: value, ret. Computed once,
     before the first update on these trajectories, and then frozen.
 
     The KL penalty: reward alone does not protect the model's language. So every token pays for leaving `ref`, the model
@@ -466,8 +466,8 @@ def add_ppo_advantages(batch, penalty, critic, cfg):
     adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     # Whitening (released code, not in the paper): over all tokens of the batch A gets mean 0 and std 1, so that the
     # entropy bonus and MAX_GRAD_NORM mean the same in every world. All tokens of a batch are divided by the same number:
-    # none is preferred to another. But a batch in which a single return differs is stretched to the size of others, as
-    # with eq. 5, though less. (The mean that is subtracted is nearly a constant, see step 2.) [4]
+    # none is preferred to another. Its price: if a single return differs, its A are blown up, too, as in grpo_advantages,
+    # but over the whole batch. (The mean that is subtracted is nearly a constant, see step 2.) [4]
     white = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     batch["adv"] = white * mask
 
@@ -506,8 +506,8 @@ def token_values(critic, part):  # -> value (n,): the critic's forecast before e
 
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """eq. 4 (PPO) and 6 (GRPO), which have the same form, with the sign of a loss. Its value says nothing (at ratio 1 it
-    is near 0 however well things go, since the mean of A is), only its gradient counts.
+    """eq. 4 (PPO) and 6 (GRPO), which have the same form, negated to be a loss. Do not watch its value: at ratio 1 it is
+    minus the mean of A, about 0 whether the policy plays well or badly. Only its gradient counts.
 
     Why clip? The samples are pi_old's and say little about a policy far from it, but one rollout serves several updates,
     and only at the first one is every ratio 1. Why min? The clip alone would stop the gradient on the wrong side, too: a
@@ -521,9 +521,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
         -1     0.5      -0.5         -0.8          clip(ratio) A    not: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
 
-    At the defaults of StarPO-S the clip is idle: 2 of 8 groups are kept, 32 trajectories, one update at ratio 1.
-
     (For A < 0 nothing bounds ratio A: the farther a token went the wrong way, the harder it is pulled back.)
+    At the defaults of StarPO-S the clip is idle: 2 of 8 groups are kept, 32 trajectories, one update at ratio 1.
 
     The entropy bonus pays a little for undecided choices, so that the policy keeps trying several things: the best
     policy for this loss is a little less decided than the best one for the return."""
@@ -671,9 +670,9 @@ def train(cfg, watch=None):  # -> the rows of log.jsonl: row 0 is an evaluation 
 #     average, since pi_ref has none, and grad log pi has mean 0 (step 2 of the proof). There one takes another estimate,
 #     such as q - 1 - log q with q = pi_ref / pi (whose gradient is that of KL(pi_ref || pi)).
 # [4] Whitening. An episode's own tokens are in the mean and the std, an error of about 1/B.
-# [5] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss. PPO
-#     whitens penalties and rewards together, so that the same kl_coef weighs differently there. No forecast is subtracted
-#     from the penalties to come: right on average, but noisy.
+# [5] add_grpo_advantages. A penalty in the reward is ours: the released GRPO has log pi - log pi_ref in the loss, of
+#     which [3] speaks. PPO whitens penalties and rewards together, so that the same kl_coef weighs differently there. No
+#     forecast is subtracted from the penalties to come: right on average, but noisy.
 # [6] value_loss. The clip may slow forecasts of large returns, near 11 on Sokoban. (Success there was the same without
 #     it, in five seeds: figures/CLAIMS.md, the critic's rate and clip. In the first update of an iteration it is idle.)
 # [7] gradient_step. The paper prints a mean over trajectories of a mean over tokens, in which a token of a short episode

@@ -286,9 +286,12 @@ def test_the_example_at_the_top_is_what_the_code_gives():
     assert shown == board.splitlines()
     random, optimal = envs.yardsticks(env, 10)[:, -1]
     assert [f"{random:.2f}", f"{optimal:.2f}"] == ["0.04", "1.00"]
-    for said in (f"env.state is {env.state}:", f'env.outcomes(env.state, "Down") is {env.outcomes(env.state, "Down")}',
-                 f"solve(env) is {envs.solve(env)}".replace("'", '"')):
+    for said in (f"env.state is {env.state}:", f'env.outcomes(env.state, "Down") -> {env.outcomes(env.state, "Down")}',
+                 f"solve(env) -> {envs.solve(env)}".replace("'", '"')):
         assert said in envs.__doc__
+    lake = envs.make("frozenlake", success_rate=0.8)
+    lake.level = {"goal": (3, 3), "holes": ()}
+    assert str([(round(p, 9), *rest) for p, *rest in lake.outcomes((1, 0), "Right")]) in envs.__doc__
 
 
 def test_dice_are_independent_of_the_level():
