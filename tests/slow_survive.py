@@ -22,9 +22,10 @@ def test_stopped_by_a_signal_it_resumes_to_an_equal_run(tmp_path, monkeypatch, c
     train(*flags, "--out", tmp_path / "whole")
     iterate = rm.iterate
 
-    def interrupted(*args):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return iterate(*args)
+    def interrupted(i, *rest):
+        if i == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return iterate(i, *rest)
     with monkeypatch.context() as patch:
         patch.setattr(rm, "iterate", interrupted)
         assert len(train(*flags, "--out", out)) == 2

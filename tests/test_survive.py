@@ -155,7 +155,7 @@ def test_a_poisoned_gradient_stops_before_the_step(run, whole, whose, monkeypatc
 
 def test_an_error_stands_on_a_line_of_its_own(tmp_path, capsys, monkeypatch):
     """Not behind the progress bar, where nobody would find it."""
-    monkeypatch.setattr(rm, "iterate", lambda i, models, cfg: rm.need(False, "too hot"))
+    monkeypatch.setattr(rm, "iterate", lambda i, models, cfg: rm.need(i == 0, "too hot") or ({"iteration": i}, [], []))
     fails(*SMALL, "--eval-every", 0, "--out", tmp_path / "run")
     assert capsys.readouterr().err.endswith("\n")
 
