@@ -428,12 +428,16 @@ def left_range(x, y, healthy, peak_at, collapsed_at):  # -> iteration, how; or N
     return None, ""
 
 
+MIN_RUN = 20  # A shorter run, or a signal with fewer values (but for evaluations, which are few), has no anatomy.
+
+
 def anatomy(run, metrics=ANATOMY):  # -> iterations of peak and collapse (or None), list of Signal
     peak_at, collapsed_at = peak_and_collapse(run)
     signals = []
     for metric in metrics:
         x, y = run.series(metric)
-        if len(x) < HISTORY and not (is_eval(metric) and len(x) > 0):  # evaluations are few
+        needed = 1 if is_eval(metric) else MIN_RUN
+        if len(x) < needed:
             continue
         healthy = healthy_range(x, y, peak_at)
         left_at, how = None, ""
@@ -441,9 +445,6 @@ def anatomy(run, metrics=ANATOMY):  # -> iterations of peak and collapse (or Non
             left_at, how = left_range(x, y, healthy, peak_at, collapsed_at)
         signals.append(Signal(metric, x, y, healthy, left_at, how))
     return peak_at, collapsed_at, signals
-
-
-MIN_RUN = 20  # A shorter run has no anatomy.
 
 
 def collapse(folder):  # -> Path of the picture
@@ -519,14 +520,15 @@ def xray(folder):  # -> Path of the page
 def live(cfg, rows):
     """For a notebook: `ragen_mini.train(cfg, watch=plots.live)` shows the curves while it trains."""
     from IPython.display import Image, clear_output, display  # every notebook has it, and nothing else needs it
-    if len(rows) == 1 and "eval" not in rows[0]:  # nothing to draw yet
+    run = Run(vars(cfg), rows)
+    if len(rows) == 1 and not run.worlds():  # not even an evaluation: nothing to draw yet
         return
-    finished = len(rows) > cfg.iterations or "dead" in rows[-1]  # row 0 is the evaluation before training
+    finished = len(rows) > cfg.iterations or run.is_dead()  # row 0 is the evaluation before training
     due = rows[-1]["iteration"] % 5 == 0  # a picture takes as long as an iteration of a small model
     if not (due or finished):
         return
     picture = io.BytesIO()
-    dashboard({"this run": Run(vars(cfg), rows)}, picture, per_row=3, metrics=["reward", "entropy"])
+    dashboard({"this run": run}, picture, per_row=3, metrics=["reward", "entropy"])
     clear_output(wait=True)
     display(Image(picture.getvalue()))
 

@@ -190,14 +190,14 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 
 
 class Trajectory:
-    """One episode as tokens: message, answer, message, ... Four lists grow together, one entry a token. <think> is given.
+    """One episode as tokens: message, answer, message, ... Four lists grow together, one entry a token.
 
         ids       <|im_start|> user ... <think>    The goal is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1    1      1         1             0            0
         old_logp  0            0        0         -1.2 0.0 -0.1   -0.3      -0.1           0            0
         reward    0            0        0          0   0    0      0         1.0           0            0
 
-    Who wrote a token is recorded when it is appended. It is never reconstructed from the text or from special
+    The tag <think> is given, so that its mask is 0. Who wrote a token is recorded when it is appended. It is never reconstructed from the text or from special
     tokens: that goes wrong wherever the end of a turn and the padding are the same token."""
 
     def __init__(self, env, group, actions_left):
@@ -615,7 +615,7 @@ def self_check(trajs, policy, cfg):
 
 
 def iterate(i, models, cfg):  # -> row i of the log; all trajectories; what `learn` returned
-    """One iteration of StarPO: play, then learn. (Iteration 0 is before training: nothing, so that it is evaluated only.)
+    """One iteration of StarPO: play, then learn. (Iteration 0 is the model before training: nothing is played or learnt.)
     All randomness comes from (cfg.seed, i), so that a run that was cut short goes on as if it had not been."""
     if i == 0:
         return {"iteration": 0}, [], []

@@ -132,7 +132,7 @@ def rare_tokens():
 
 
 def by_length(steps):  # (n,2) -> Markdown
-    lines = ["| gradient | updates | rarest token, median probability | updates with a token below 0.3 |",
+    lines = [f"| gradient | updates | rarest token, median probability | updates with a token below {RARE} |",
              "| --- | --- | --- | --- |"]
     for low, high in zip(LENGTHS, LENGTHS[1:]):
         rarest = steps[(low <= steps[:, 0]) & (steps[:, 0] < high), 1]
