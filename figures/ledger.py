@@ -15,6 +15,7 @@ import math
 
 import numpy as np
 
+import anatomy
 import plots
 
 
@@ -43,7 +44,7 @@ def fall(run, metric):  # the mean of the first quarter, less that of the last
 
 
 def above_random(run, metric):  # at the end
-    random, _ = plots.yardsticks_of(run.config, metric.split()[1])
+    random, _ = plots.yardsticks_of(run, metric)
     return end(run, metric) - random
 
 
@@ -57,8 +58,8 @@ def held(run, metric):
 def warned(run, metric):
     """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost, or
     its peak was so early that there is no earlier range."""
-    peak_at, lost_at, signals = plots.anatomy(run, [metric])
-    if lost_at is None or peak_at < plots.MIN_HISTORY:
+    peak_at, lost_at, signals = anatomy.anatomy(run, [metric])
+    if lost_at is None or peak_at < anatomy.MIN_HISTORY:
         return math.nan
     return float(any(signal.left_at is not None and lost_at - signal.left_at >= 3 for signal in signals))
 
@@ -80,22 +81,27 @@ def trapped(run, metric):
     valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
     iterations, success = run.series("success")
     success = plots.extend_if_dead(success, run)
-    smooth = plots.forward_means(success, plots.WINDOW)
+    smooth = forward_means(success, plots.WINDOW)
     place = smooth.argmax()
     since = iterations[place]
     gain = smooth[place] - success[0]
     lost_half = smooth[place:] < smooth[place] - gain / 2
-    for_long = plots.forward_means(lost_half, plots.COLLAPSED_FOR).max() > 0.99  # all of them
+    for_long = forward_means(lost_half, plots.COLLAPSED_FOR).max() > 0.99  # all of them
     silent = lowest(run, "valid", since) < 0.1
     alike = lowest(run, "reward_std", since) < 0.05 * run.rows[1]["reward_std"]
-    spike = largest_jump(run, since) >= plots.SPIKE
+    spike = largest_jump(run, since) >= anatomy.SPIKE
     return float(gain >= 0.3 and for_long and (silent or alike) and spike)
 
 
 def lowest(run, metric, since):  # the lowest mean of ten iterations in a row
     iterations, y = run.series(metric)
     y = plots.extend_if_dead(y[iterations >= since], run)
-    return plots.forward_means(y, plots.COLLAPSED_FOR).min()
+    return forward_means(y, plots.COLLAPSED_FOR).min()
+
+
+def forward_means(y, n):  # of n neighbours, the first, the second, ...; of all, if there are not so many
+    n = min(n, len(y))
+    return np.convolve(y, np.ones(n) / n, "valid")
 
 
 def largest_jump(run, since):
@@ -105,9 +111,9 @@ def largest_jump(run, since):
     iterations, longest = run.series("grad_norm_max")
     _, means = run.series("grad_norm")
     jumps = [0.0]
-    for i in range(plots.HISTORY, len(longest)):
+    for i in range(anatomy.HISTORY, len(longest)):
         if iterations[i] >= since:
-            usual = np.median(means[i - plots.HISTORY:i])
+            usual = np.median(means[i - anatomy.HISTORY:i])
             jumps.append(longest[i] / usual)
     return max(jumps)
 
@@ -273,7 +279,7 @@ def verdict(claim, answer, p, samples):  # p: corrected
 def lost_by_updates(runs, horizons=(1600, 6400)):  # -> cells: updates an iteration, k of n [interval] for each
     lost_after = np.array([updates_until_lost(run) for run in runs])
     each = max(row.get("updates", 0) for run in runs for row in run.rows)
-    cells = [str(each)]
+    cells = [f"{each:g}"]
     for horizon in horizons:
         cell = "-"
         if each * runs[0].config["iterations"] >= horizon:  # else they were not planned to make so many

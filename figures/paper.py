@@ -27,8 +27,10 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.figure
 import matplotlib.style
 import numpy as np
 from tqdm import tqdm
@@ -38,19 +40,23 @@ ROOT = FIGURES.parent
 RUNS = ROOT / "runs" / "figures"
 sys.path.insert(0, str(ROOT))
 
+import anatomy
 import envs
 import ledger
 import plots
 from envs import UserError, need
-from plots import Panel, Run
+from plots import Run
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
-COLUMNS = {"iteration", "updates", "success", "valid", "clip_fraction", "value_loss", "grad_norm_max", "dead",
-           "seconds_rollout", "seconds_update", "eval", *plots.DASHBOARD}  # these are packed
-OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # an iteration without updates has none
-# with_survival adds this column, which no log has:
-plots.LOOKS["survival"] = plots.Look("share of seeds that have not lost their success", "", smooth=False)
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a run that has saved itself
+COLUMNS = {*plots.LOOKS, "iteration", "eval", "updates", "clip_fraction", "value_loss",
+           "seconds_rollout", "seconds_update"} - {"seconds"}  # these are packed; Run makes the others anew
+OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # iterations without updates have none
+TITLES = plots.LOOKS | {
+    "eval": "success",
+    "value_loss": "value loss",
+    "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
+DASHES = ("-", "--", "-.", ":")
+STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
 
 # ---------------------------------------------------------------------------- which runs does a figure need
@@ -183,7 +189,11 @@ def is_finished(folder):
         run = plots.load(folder)
     except UserError:  # not begun, or killed before its first save
         return False
-    return len(run.rows) > run.config["iterations"] or run.is_dead()
+    return len(run.rows) > run.config["iterations"] or is_dead(run)
+
+
+def is_dead(run):  # it ended by itself: ten iterations in a row had nothing to compare
+    return run.rows != [] and all(row.get("updates") == 0 for row in run.rows[-10:])
 
 
 def train(todo, name, args):
@@ -204,15 +214,15 @@ def train(todo, name, args):
                     bar.update()
     finally:
         for child in running.values():
-            child.terminate()  # at Ctrl-C the terminal has told them already; being told twice does no harm
+            child.send_signal(signal.SIGINT)  # once: a run that is told twice does not save itself
         for child in running.values():
             child.wait()
 
 
 def check(code, folder):
-    if code in STOPPED:
+    need(code in (0, STOPPED), f"the run failed, see the end of {output_of(folder)}")
+    if not is_finished(folder):  # someone asked it to stop
         raise KeyboardInterrupt
-    need(code == 0, f"the run failed, see the end of {output_of(folder)}")
 
 
 def output_of(folder):  # -> Path of what a run says
@@ -230,14 +240,17 @@ def start(folder, settings, args):  # -> Popen of a run: a new one, or one that 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(output_of(folder), "a") as output:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                stderr=subprocess.STDOUT)
+                                stderr=subprocess.STDOUT, start_new_session=True)  # Ctrl-C is only for us
 
 
 def command_of(folder, settings, args, resume=False):  # -> list of words
-    command = [sys.executable, str(ROOT / "ragen_mini.py")]
     settings = settings.copy()
+    program = ["ragen_mini.py"]
     if "variant" in settings:
-        command = [sys.executable, str(ROOT / "figures" / "variants.py"), settings.pop("variant")]
+        program = ["figures/variants.py", settings.pop("variant")]
+    if "truth_reward" in settings:
+        program = ["extras/thoughts.py", "--pay", str(settings.pop("truth_reward"))]
+    command = [sys.executable, str(ROOT / program[0]), *program[1:]]
     if resume:
         return [*command, "--resume", str(folder)]
     settings = settings | {"model": args.model, "out": str(folder)}
@@ -251,6 +264,19 @@ def command_of(folder, settings, args, resume=False):  # -> list of words
 
 
 # ----------------------------------------------------------------------------------------- pictures, tables
+@dataclass
+class Panel:
+    metric: str
+    title: str
+    lines: dict  # {label: list of Run, one a seed}
+
+
+def in_full(world, metric):  # "eval" -> "eval sokoban", success in the world of training
+    if metric == "eval":
+        return f"eval {PAPER['worlds'][world]['env']}"
+    return metric
+
+
 def markdown(head, rows):  # -> a table
     lines = []
     for cells in (head, ["---"] * len(head), *rows):
@@ -258,7 +284,7 @@ def markdown(head, rows):  # -> a table
     return "\n".join(lines)
 
 
-def panel_title(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
+def place_of(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
     _, _, tested = metric.partition(" ")
     if tested:
         return f"{world} -> {tested}"
@@ -271,9 +297,8 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
         if metric == "survival":
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
-        yardsticks = plots.common_yardsticks(sum(lines.values(), []), metric)
-        panel_name = f"{panel_title(world, metric)}: {plots.look_of(metric).title}"
-        panels.append(Panel(metric, panel_name, lines, yardsticks))
+        panel_title = f"{place_of(world, metric)}: {TITLES[metric.split()[0]]}"
+        panels.append(Panel(in_full(world, metric), panel_title, lines))
     columns = min(3, len(panels))
     if len(panels) % 4 == 0:
         columns = 4
@@ -287,40 +312,61 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
 
 
 @matplotlib.style.context(plots.STYLE)
-def draw(title, panels, out, columns):  # as plots.draw, but a line is a list of runs, one a seed
-    fig, axes = plots.grid(len(panels), columns)
-    labels = plots.unique(label for panel in panels for label in panel.lines)
-    for ax, panel in zip(axes, panels):
+def draw(title, panels, out, columns):
+    """A line keeps its colour in every panel, also where others are missing."""
+    height = math.ceil(len(panels) / columns)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
+    names_before = []
+    for place, panel in enumerate(panels, 1):
+        ax = fig.add_subplot(height, columns, place)
+        plots.finish_panel(ax, panel.metric)
+        ax.set_title(panel.title)
         for label, runs in panel.lines.items():
             draw_seeds(ax, panel.metric, runs, label, labels.index(label))
-        plots.finish_panel(ax, panel)
-    plots.add_legends(axes)
-    plots.save(fig, title, out)
+        draw_yardsticks(ax, panel)
+        _, names = ax.get_legend_handles_labels()
+        if names and names != names_before:  # the same lines as in the panel before need no second legend
+            ax.legend()
+        names_before = names
+    fig.suptitle(title, fontsize=11)
+    fig.savefig(out, dpi=90)
 
 
 def draw_seeds(ax, metric, runs, label, number):
     """Thin: each seed, since a fall that comes at different times vanishes in a mean. Thick: the mean; on a logarithmic
     axis the median, for there one outlier would own the mean."""
-    if len(runs) == 1:
-        plots.draw_run(ax, metric, runs[0], label, number)
-        return
     x, y = align_seeds(runs, metric)
     if not x:
         return
     how = "thick: mean"
     middle = np.nanmean
-    if plots.look_of(metric).log_axis:
+    if metric in plots.LOG_AXIS:
         how = "thick: median"
         middle = np.nanmedian
-    if plots.look_of(metric).smooth:
+    style = DASHES[number % len(DASHES)]
+    if metric.startswith("eval "):
+        style += "o"  # a dot for each evaluation
+    elif metric not in (*plots.AS_MEASURED, "survival"):
         y = plots.moving_average(y.T).T
         how = f"smoothed, {how}"
-    style = plots.DASHES[number % len(plots.DASHES)]
-    if plots.is_eval(metric):
-        style += "o"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
     ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
     ax.set_xlabel(f"iteration ({how})")
+
+
+def draw_yardsticks(ax, panel):
+    found = {tuple(plots.yardsticks_of(run, panel.metric)) for runs in panel.lines.values() for run in runs}
+    if len(found) > 1:  # these runs do not share them
+        return
+    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
+    style = dict(color="0.3", transform=ax.get_yaxis_transform(), zorder=3, bbox=white)  # x from 0 to 1
+    for levels in filter(None, found):
+        random, optimal = levels
+        for level in levels:
+            ax.axhline(level, color="0.4", lw=1, ls=":")
+        ax.text(0.98, random, f"random {random:.2f}", ha="right", va="bottom", **style)
+        ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
 
 
 def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -337,7 +383,7 @@ def align_seeds(runs, metric):  # -> iterations that all of these runs have, val
         by_seed.append(dict(zip(x, y)))
     everywhere = sorted(set().union(*by_seed))  # iterations that some run has
     for values, run in zip(by_seed, runs):
-        if values and run.is_dead():
+        if values and is_dead(run):
             fill_after_death(values, everywhere, metric)
     common = [i for i in everywhere if all(i in values for values in by_seed)]
     return common, np.array([[values[i] for i in common] for values in by_seed])
@@ -371,12 +417,14 @@ def anatomy(name, args):  # -> Markdown of the picture of a run that shows the t
     args.folder.mkdir(parents=True, exist_ok=True)
     out = args.folder / f"{name}.png"
     title = PAPER["figures"][name]["title"]
+    metrics = PAPER["figures"][name].get("signals", (in_full(world, "eval"), *anatomy.ANATOMY))
+    peak_at, collapsed_at, signals = anatomy.anatomy(runs[seed], metrics)
+    heading = f"{world}: peak at {peak_at}, collapse at {collapsed_at} (grey)"
+    heading += "\ngreen: healthy range; red: left it, or jumped"
     if "signals" in PAPER["figures"][name]:  # these only, and no marks
-        signals = [plots.Signal(metric, *runs[seed].series(metric)) for metric in PAPER["figures"][name]["signals"]]
-        _, collapsed_at = plots.peak_and_collapse(runs[seed])
-        plots.draw_signals(title, signals, collapsed_at, out)
-    else:
-        plots.draw_anatomy(runs[seed], out)
+        heading = title
+        signals = [anatomy.Signal(signal.metric, signal.x, signal.y) for signal in signals]
+    anatomy.draw_signals(heading, signals, collapsed_at, out)
     title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
@@ -386,15 +434,15 @@ def caption(name):
     return said and f"\n\n*{said}*"
 
 
-def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest seed], mean over training; random / optimal
+def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest seed], mean over training; yardsticks
     head, lines = [""], {}
     for world, metric, methods in PAPER["figures"][name]["panels"]:
-        head.append(panel_title(world, metric))
+        head.append(place_of(world, metric))
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             ends = [ledger.end(run, metric) for run in runs]
             mean = np.mean([ledger.mean(run, metric) for run in runs])
-            random, optimal = plots.yardsticks_of(runs[0].config, metric.split()[1])
+            random, optimal = plots.yardsticks_of(runs[0], metric)
             cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}], {mean:.2f}; {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
@@ -427,7 +475,8 @@ def starts(name, args):  # -> Markdown; a row for each embedded model that has r
                     k = sum(ledger.lost(run, None) for run in runs)
                     cells.append(f"{k:.0f} of {len(runs)} lost")
                 else:
-                    first = runs[0].series(metric)[1][0]
+                    metric = in_full(world, metric)
+                    first = ledger.curve(runs[0], metric)[0]
                     ends = [ledger.end(run, metric) for run in runs]
                     cells.append(f"{first:.2f} -> {np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]")
         rows.append([folder.name, *cells])
@@ -438,14 +487,14 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
     lines = [PAPER["figures"][name]["title"] + ", mean over seeds, with the 95% interval of so many levels:\n"]
     for world, metric, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
-            ends = []
-            for run in runs_of(world, method, args):
-                _, success = run.series(metric)
-                ends.append(success[-1])
-            low, high = envs.interval(np.mean(ends), run.config["eval_prompts"])
-            random, optimal = plots.yardsticks_of(run.config, run.config["env"])
-            after = f"{np.mean(ends):.2f} [{low:.2f}, {high:.2f}]"
-            lines.append(f"- {world.split(',')[0]} ({method}): {success[0]:.2f} -> {after}; random {random:.2f}, "
+            metric = in_full(world, metric)
+            runs = runs_of(world, method, args)
+            first = ledger.curve(runs[0], metric)[0]
+            end = np.mean([ledger.end(run, metric) for run in runs])
+            low, high = envs.interval(end, runs[0].config["eval_prompts"])
+            random, optimal = plots.yardsticks_of(runs[0], metric)
+            after = f"{end:.2f} [{low:.2f}, {high:.2f}]"
+            lines.append(f"- {world.split(',')[0]} ({method}): {first:.2f} -> {after}; random {random:.2f}, "
                          f"optimal {optimal:.2f}")
     return "\n".join(lines)
 
@@ -458,7 +507,8 @@ def measured(claim, args):  # -> for each of the claim's methods its values by s
     for method in claim["methods"]:
         of_worlds = []
         for world in claim["worlds"]:
-            of_worlds.append([measure(run, claim.get("metric")) for run in runs_of(world, method, args)])
+            metric = in_full(world, claim.get("metric"))
+            of_worlds.append([measure(run, metric) for run in runs_of(world, method, args)])
         seeds = min(map(len, of_worlds))
         values = np.mean([of_seeds[:seeds] for of_seeds in of_worlds], axis=0)
         samples.append(values[~np.isnan(values)])  # a run that was not lost had nothing to warn of, for example
@@ -513,7 +563,6 @@ def parse(argv=None):
     parser.add_argument("--iterations", type=int, default=0, help="instead of those of paper.json")
     parser.add_argument("--jobs", type=int, help="runs at once (tiny: one a core, other models: 1)")
     parser.add_argument("--model", default="tiny", help="tiny, a folder or a hub id")
-    parser.error = functools.partial(need, False)  # without the usage
     args = parser.parse_args(argv)
     if args.jobs is None:
         args.jobs = 1
@@ -552,9 +601,6 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("stopped: the same command goes on", file=sys.stderr)
         sys.exit(130)
-    except (UserError, OSError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

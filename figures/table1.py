@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import plots
 import ragen_mini as rm
 
 LEVELS = range(1000, 1032)  # not held out
@@ -15,16 +16,18 @@ EPISODES = 4  # of each level
 
 
 def first_answers(model, world):  # -> the answers of all first turns, as the rollout samples them
-    cfg = rm.parse_config(["--model", model, "--env", world, "--device", "cpu"])
-    models = rm.load_models(cfg)
-    trajs = rm.rollout(models.policy, models.tok, world, LEVELS, EPISODES, cfg, sampling_seed=0, temperature=1.0)
+    cfg = rm.Config(model=model, env=world, device="cpu", eval_only=True)
+    trajs = rm.rollout(rm.load_models(cfg), world, LEVELS, EPISODES, cfg, sampling_seed=0)
     return [traj.turns[0] for traj in trajs]
 
 
 def show(model, world):
     turns = first_answers(model, world)
-    thoughts = Counter(turn["answer"].split("</think>")[0].removeprefix("<think>").strip() for turn in turns)
-    valid = sum(turn["valid"] for turn in turns)
+    thoughts = Counter()
+    valid = 0
+    for turn in turns:
+        thoughts[plots.thought_of(turn).strip()] += 1
+        valid += turn["valid"]
     print(f"{model}, {world}: {len(thoughts)} different thoughts in {len(turns)} answers, {valid} of them valid. "
           "Most often:")
     for thought, times in thoughts.most_common(5):
@@ -32,10 +35,6 @@ def show(model, world):
     print()
 
 
-def main():
+if __name__ == "__main__":
     for model in sys.argv[1:]:
         show(model, "bandit")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,84 +2,116 @@
 
     python figures/variants.py large-eps --env bandit        any options of ragen_mini.py
 
-Each function below puts its change into the program before it runs; ragen_mini.py itself knows nothing of them.
+Each variant trains by `ragen_mini.train`, mostly with a `learn` or a `watch` of its own; ragen_mini.py itself knows
+nothing of them.
 """
-import functools
+import copy
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "extras")]
 
-import ragen_mini
+import envs
+import plots
+import ragen_mini as rm
+import thoughts
 
 MEASURED_EVERY = 5  # iterations
-LENGTHS = (0, 0.003, 0.03, 0.3, float("inf"))  # of gradients, bounds of the rows of `rare_tokens`
+LENGTHS = (0, 0.003, 0.03, 0.3, math.inf)  # of gradients, bounds of the rows of `rare_tokens`
 RARE = 0.3  # probability
 WON = 5  # a return on Sokoban above this holds the 10 for a solved room
 
 
-def large_eps():
+# -------------------------------------------------------------------------------------------- one thing changed
+def large_eps(cfg):
     """Adam divides a step by the root of its second moment, plus this: what is tiny is no longer made large."""
-    torch.optim.Adam = functools.partial(torch.optim.Adam, eps=1e-5)
+    models = rm.load_models(cfg)
+    set_adam(models.optimizer, eps=1e-5)
+    return rm.train(cfg, models)
 
 
-def short_memory():
+def short_memory(cfg):
     """Adam's second moment forgets as fast as its first: after quiet gradients it knows soon that they are loud."""
-    torch.optim.Adam = functools.partial(torch.optim.Adam, betas=(0.9, 0.9))
+    models = rm.load_models(cfg)
+    set_adam(models.optimizer, betas=(0.9, 0.9))
+    return rm.train(cfg, models)
 
 
-def only_won_groups():
+def set_adam(optimizer, **options):
+    for group in optimizer.param_groups:  # one a network
+        group.update(options)
+
+
+def free_critic(cfg):
+    """The critic's forecast may move as far as it likes."""
+    rm.VALUE_CLIP = math.inf
+    return rm.train(cfg)
+
+
+def chosen_by(trajs, cfg):  # the first half of rm.learn -> trajectories of the kept prompts, their returns (k,N)
+    R = rm.returns(trajs, cfg)
+    kept = rm.uncertainty_filter(R, cfg.keep).tolist()
+    return [traj for traj in trajs if traj.group % cfg.prompts in kept], R[kept]
+
+
+def only_won_groups(cfg):
     """GRPO on Sokoban: a group in which nobody won teaches nothing."""
-    original = ragen_mini.grpo_advantages
-
-    def advantages(R, norm="std"):
+    def learn(trajs, models, cfg, seed):
+        chosen, R = chosen_by(trajs, cfg)
+        if rm.nothing_to_compare(R, cfg):
+            return {}, []
         won = R.max(dim=1, keepdim=True).values > WON
-        return original(R, norm) * won
-    ragen_mini.grpo_advantages = advantages
+        batch = rm.compute_advantages(chosen, R * won, models, cfg)  # equal returns: no advantage
+        return batch, rm.updates(batch, models, cfg, seed)
+    return rm.train(cfg, learn=learn)
 
 
-def by_trajectory():
-    """eq. 6 as printed: the mean over trajectories of their means over tokens. The loss is proportional to the advantages
-    (but for the entropy bonus), so a token's weight may as well be put there."""
-    original = ragen_mini.compute_advantages
-
-    def advantages(*given):
-        batch = original(*given)
+def by_trajectory(cfg):
+    """eq. 6 as printed: the mean over trajectories of their means over tokens. The loss is proportional to the
+    advantages (but for the entropy bonus), so a token's weight may as well be put there."""
+    def learn(trajs, models, cfg, seed):
+        chosen, R = chosen_by(trajs, cfg)
+        if rm.nothing_to_compare(R, cfg):
+            return {}, []
+        batch = rm.compute_advantages(chosen, R, models, cfg)
         tokens = batch["mask"].sum(1, keepdim=True)
         batch["adv"] *= tokens.float().mean() / tokens
-        return batch
-    ragen_mini.compute_advantages = advantages
+        return batch, rm.updates(batch, models, cfg, seed)
+    return rm.train(cfg, learn=learn)
 
 
-def free_critic():
-    """The critic's forecast may move as far as it likes."""
-    ragen_mini.VALUE_CLIP = float("inf")
+def keep_going(cfg):
+    """Equal returns are trained on, too (with whitened noise of the critic, entropy bonus and KL penalty), so that no
+    run is ended for want of updates: does a collapsed model come back?"""
+    def learn(trajs, models, cfg, seed):
+        chosen, R = chosen_by(trajs, cfg)
+        batch = rm.compute_advantages(chosen, R, models, cfg)
+        return batch, rm.updates(batch, models, cfg, seed)
+    return rm.train(cfg, learn=learn)
 
 
-def keep_going():
-    """Equal returns are trained on, too (with whitened noise of the critic, entropy bonus and KL penalty), and no run is
-    ended: does a collapsed model come back?"""
-    ragen_mini.nothing_to_compare = lambda R, cfg: False
+# -------------------------------------------------------------------------------- training as it is, more is measured
+def mutual_information(cfg):
+    """More columns of the log: what thoughts tell of their prompts, and whether they are true (extras/thoughts.py)."""
+    played = []  # the policy of the last rollout
 
+    def learn(trajs, models, cfg, seed):
+        played[:] = [copy.deepcopy(models.policy)]
+        return rm.learn(trajs, models, cfg, seed)
 
-def mutual_information():
-    """Training stays as it is; the log gets a column more, measured before the update."""
-    iterate, learn = ragen_mini.iterate, ragen_mini.learn
-
-    def measuring(i, models, cfg):
-        found = {}
-
-        def measure_first(trajs, *rest):
-            if i % MEASURED_EVERY == 0:
-                found["mutual_information"] = information(trajs, models, cfg)
-            return learn(trajs, *rest)
-        ragen_mini.learn = measure_first
-        row, *others = iterate(i, models, cfg)
-        return row | found, *others
-    ragen_mini.iterate = measuring
+    def watch(row, trajs, learned, models, cfg):
+        thoughts.watch(row, trajs, learned, models, cfg)
+        if trajs and row["iteration"] % MEASURED_EVERY == 0:
+            row["mutual_information"] = information(trajs, replace(models, policy=played[0]), cfg)
+    for name, world in envs.ENVS.items():
+        envs.ENVS[name] = thoughts.with_claims(world)
+    return rm.train(cfg, learn=learn, watch=watch)
 
 
 def information(trajs, models, cfg):  # -> nats, at most the log of the number of prompts; or None
@@ -94,41 +126,45 @@ def information(trajs, models, cfg):  # -> nats, at most the log of the number o
     for traj, x in zip(first, own):
         z = thought_ids(traj, len(x), models.tok)
         for other in prompts:
-            pair = ragen_mini.Trajectory(None, 0, 0)
-            pair.add_message(other)
-            for token in z:
-                pair.add_sampled(token, 0.0)
+            pair = rm.Trajectory(None, 0, 0)
+            pair.append(list(other), sampled=False)
+            pair.append(z, sampled=True)
             pairs.append(pair)
-    batch = ragen_mini.collate(pairs, cfg.device)
-    logp = ragen_mini.grid_logps(models.policy, batch, cfg).sum(1).view(len(own), len(prompts))
+    batch = rm.collate(pairs, cfg.device)
+    logps = rm.on_grid(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)
+    logp = logps.sum(1).view(len(own), len(prompts))
     own_logp = logp[range(len(own)), [prompts.index(x) for x in own]]
-    return (own_logp - logp.logsumexp(1)).mean().item() + np.log(len(prompts))
+    return (own_logp - logp.logsumexp(1)).mean().item() + math.log(len(prompts))
 
 
 def thought_ids(traj, start, tok):  # -> tokens of the first turn's thought
     turn = traj.turns[0]
     ids = traj.ids[start:start + turn["tokens"]]  # all of the answer
-    while not ragen_mini.thought_of(turn).startswith(tok.decode(ids, clean_up_tokenization_spaces=False)):
+    while not plots.thought_of(turn).startswith(tok.decode(ids, clean_up_tokenization_spaces=False)):
         ids.pop()  # what comes after the thought
     return ids
 
 
-def rare_tokens():
-    """Training stays as it is. At its end a table is printed: which gradients are long? (A token of probability p has the
-    gradient (1 - p) at its own logit, hardly any if p is near 1.)"""
-    gradient_step, sum_up = ragen_mini.gradient_step, ragen_mini.sum_up
-    steps = []  # of the run: length of the gradient, lowest probability of a token that is trained in it
+def rare_tokens(cfg):
+    """At its end a table is printed: which gradients are long? (A token of probability p has the gradient (1 - p) at
+    its own logit, hardly any if p is near 1.)"""
+    seen = []  # a gradient step each: length of the gradient, lowest probability of a token that is trained in it
 
-    def measuring(batch, rows, models, cfg):
-        sampled = batch["old_logp"][rows][batch["mask"][rows]]
-        stats = gradient_step(batch, rows, models, cfg)
-        steps.append((stats["grad_norm"], sampled.min().exp().item()))
-        return stats
+    def learn(trajs, models, cfg, seed):
+        batch, steps = rm.learn(trajs, models, cfg, seed)
+        for step, rows in zip(steps, rows_of_steps(batch, cfg, seed)):
+            sampled = batch["old_logp"][rows][batch["mask"][rows]]
+            seen.append((step["grad_norm"], sampled.min().exp().item()))
+        return batch, steps
+    result = rm.train(cfg, learn=learn)
+    print(by_length(np.array(seen[len(seen) // 2:])))
+    return result
 
-    def telling(rows, cfg):
-        sum_up(rows, cfg)
-        print(by_length(np.array(steps[len(steps) // 2:])))
-    ragen_mini.gradient_step, ragen_mini.sum_up = measuring, telling
+
+def rows_of_steps(batch, cfg, seed):  # yields the rows of each step: rm.updates shuffles like this
+    shuffler = torch.Generator().manual_seed(seed)
+    for _ in range(cfg.epochs):
+        yield from torch.randperm(len(batch["mask"]), generator=shuffler).split(cfg.update_size)
 
 
 def by_length(steps):  # (n,2) -> Markdown
@@ -148,6 +184,7 @@ VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-grou
 
 if __name__ == "__main__":
     name = sys.argv.pop(1)
-    ragen_mini.need(name in VARIANTS, f"choose one of {', '.join(VARIANTS)}")
-    VARIANTS[name]()
-    ragen_mini.main()
+    rm.need(name in VARIANTS, f"choose one of {', '.join(VARIANTS)}")
+    VARIANTS[name](rm.parse_config())
+    if rm.STOP:
+        sys.exit(128 + rm.STOP[0])
