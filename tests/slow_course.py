@@ -17,13 +17,13 @@ import nbclient
 import nbformat
 import pytest
 
+from test_tutorial import CODE, GRADED, lists, loses_its_points, source  # it says where the course is
 import checks
 import course
 import exercises
 import grade
 import ragen_mini as rm
 from answers import SOLVED, notebook, save, with_cell
-from test_tutorial import CODE, GRADED, lists, loses_its_points, source
 from wrong_answers import RIGHT, WRONG
 
 ROOT = checks.ROOT
@@ -136,7 +136,7 @@ def test_a_notebook_alone_fetches_the_project(tmp_path):
 # ---------------------------------------------------------------------------------------------------- a class
 MOST = {name: source for name, source in SOLVED.items() if name != "settings"}  # 19 points, and no training
 WRITES = f"""
-for path in ({str(ROOT / 'ragen_mini.py')!r}, {str(ROOT / 'tests' / 'course.py')!r}, {str(ROOT / 'new.txt')!r}):
+for path in ({str(ROOT / 'ragen_mini.py')!r}, {str(ROOT / 'course' / 'course.py')!r}, {str(ROOT / 'new.txt')!r}):
     try:
         open(path, "a").write("# was here")
     except OSError:

@@ -5,12 +5,15 @@ import itertools
 import json
 import math
 import re
+import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "course"))
 import answers
 import checks
 import course
@@ -18,7 +21,6 @@ import envs
 import exercises
 import grade
 import hidden_checks
-import plots
 import ragen_mini as rm
 from wrong_answers import FILTER, RIGHT, WRONG, change
 
@@ -83,10 +85,20 @@ def test_points_and_exercises_in_the_text():
         assert sum(map(int, re.findall(r"### Exercise .*?(\d+) minutes\)", part))) == int(minutes)
     core = re.findall(r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?", text)
     assert [int(number) for number, *_ in core] == [number for number in range(17) if number != 14]
-    assert sum(int(minutes) for *_, minutes, marked in core if marked) <= 90
+    marked = sum(int(minutes) for *_, minutes, marked in core if marked)
+    path = re.search(r"in the (\d+)-minute path \|\n.*\n((\|.*\n)*)", source(BOOK["cells"][0]))
+    last_cells = [line.rsplit("|", 2)[1] for line in path[2].splitlines()]
+    assert int(path[1]) == marked == sum(int(minutes) for cell in last_cells for minutes in re.findall(r"\((\d+)", cell))
     for number, points, _, _ in core:
         value = float(points.replace("½", ".5"))
-        assert value == next(e.points for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} "))
+        assert value == sum(e.points for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} "))
+
+
+def test_the_prose_stays_short():
+    """Formulas, and lines of code, are not counted."""
+    prose = "\n".join(source(cell) for cell in BOOK["cells"] if cell["cell_type"] == "markdown")
+    prose = re.sub(r"\$\$.*?\$\$|\$.*?\$|^    .*?$", " ", prose, flags=re.S | re.M)
+    assert len(re.findall(r"\S*[A-Za-z]\S*", prose)) <= 3000
 
 
 def test_stubs_are_not_solved():
@@ -108,6 +120,15 @@ def test_a_function_with_a_bug_is_the_shipped_one_with_this_bug(name):
     for old, new in zip(exercises.BUGS[name][::2], exercises.BUGS[name][1::2]):
         wrong = wrong.replace(old, new)
     assert tree(source(cell_of(f"{name}-answer"))) == tree(wrong)
+
+
+@pytest.mark.parametrize("name", exercises.BUGS)
+def test_a_function_with_a_bug_is_right_when_the_line_is_repaired(name):
+    text = source(cell_of(f"{name}-answer"))
+    right, wrong = exercises.BUGS[name]
+    assert text.count(wrong) == 1
+    repaired = run(text.replace(wrong, right), name)
+    assert not checks.check(hidden_checks.exercise_of(name), repaired, hidden_checks.all_cases(name))
 
 
 # -------------------------------------------------------------------------------------------------- the checks
@@ -142,7 +163,7 @@ def loses_its_points(name, words, text):
 def test_there_are_enough_wrong_answers():
     """Six for every coding exercise, and nine of ten are caught in the notebook already, most of them named."""
     functions = [name for name in GRADED if getattr(rm, name, None) or name in ("outcomes", "yardsticks")]
-    assert set(functions) - set(exercises.BUGS) <= set(WRITTEN) and len(WRITTEN) == 12
+    assert set(functions) - set(exercises.BUGS) <= set(WRITTEN) and len(WRITTEN) == 13
     all_words = [words for wrong in WRONG.values() for words, _ in wrong]
     assert all_words.count("") <= len(all_words) / 10
     assert sum(words not in ("", "Yours") for words in all_words) > 0.8 * len(all_words)
@@ -212,6 +233,37 @@ def test_zero_is_drawn(monkeypatch):
     plt.close("all")
 
 
+def test_the_live_picture(tmp_path, monkeypatch, pictures):
+    """`watch` draws before a row is logged, every five iterations and at the end."""
+    import IPython.display
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", shown.append)
+    config = dict(env="bandit", model="tiny", eval_prompts=1, iterations=7)
+    tmp_path.joinpath("config.json").write_text(json.dumps(config))
+    log = tmp_path / "log.jsonl"
+    log.write_text("")
+    cfg = rm.Config(model="tiny", device="cpu", env="bandit", iterations=7, out=str(tmp_path))
+    for i in range(8):
+        row = {"iteration": 0} if i == 0 else {"iteration": i, "reward": 0.1 * i, "entropy": 1.0}
+        assert not course.watch(row, [], [], None, cfg)
+        log.write_text(log.read_text() + json.dumps(row) + "\n")
+        assert len(shown) == (i >= 5) + (i >= 7)
+    assert shown[0].data.startswith(b"\x89PNG")
+
+
+def test_a_shortest_way_out():
+    """It wins, and by dynamic programming nothing shorter does."""
+    env = envs.make("sokoban")
+    for seed in range(3):
+        env.reset(seed)
+        way = exercises.solve(env)
+        chances = envs.yardsticks(env, len(way))[1]
+        assert list(chances) == [0] * len(way) + [1]
+        for action in way:
+            _, _, _, _, info = env.step(action)
+        assert info["success"]
+
+
 # ------------------------------------------------------------------------------------------- text and shipped logs
 def test_the_paradox_on_paper():
     """By hand: the mean of the group moves by 3/4 of the difference; divided by the sample std the only one of four is 3/2."""
@@ -241,10 +293,10 @@ def test_what_moved_first_does_not_hang_on_the_rule():
 
 def test_the_spoilt_runs_show_what_the_text_says():
     runs = course.spoilt_runs()
-    last = {name: plots.Run(*run).series("eval")[1][-1] for name, run in runs.items()}
+    last = {name: course.series(*run, "eval")[1][-1] for name, run in runs.items()}
     assert set(runs) == set(course.RUNS)
     assert not course.gained(last["returns"], last["right, grpo"] - 0.2) and course.gained(last["returns"], last["right, grpo"])
-    assert not course.gained(last["add_ppo_advantages"], last["right, ppo"])
-    norms = {name: np.mean(plots.Run(*runs[name]).series("grad_norm")[1]) for name in ("right, ppo", "add_ppo_advantages")}
-    assert norms["add_ppo_advantages"] > 2 * norms["right, ppo"]
-    assert max(plots.Run(*runs["sample"]).series("reward_std")[1]) == 0 and last["take_turn"] < 0.2
+    assert not course.gained(last["compute_advantages"], last["right, ppo"])
+    norms = {name: np.mean(course.series(*runs[name], "grad_norm")[1]) for name in ("right, ppo", "compute_advantages")}
+    assert norms["compute_advantages"] > 2 * norms["right, ppo"]
+    assert max(course.series(*runs["sample"], "reward_std")[1]) == 0 and last["take_turn"] < 0.2

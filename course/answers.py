@@ -9,7 +9,7 @@ import exercises
 NOTEBOOK = checks.ROOT / "tutorial.ipynb"
 SOLVED = {name: f"from ragen_mini import {name}" for name in exercises.EXERCISES}
 SOLVED |= {
-    "moves": "def moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n    return envs.solve(room)",
+    "moves": "from exercises import solve\n\n\ndef moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n    return solve(room)",
     "outcomes": "outcomes = envs.FrozenLake.outcomes",
     "yardsticks": "from envs import yardsticks",
     "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",  # seconds, not minutes

@@ -44,10 +44,10 @@ def yardsticks(env, horizon):
 
 PARSE = r"""
 def parse_answer(text, actions, limit):
-    match = re.fullmatch(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", text, re.DOTALL)
+    match = re.fullmatch(r"(?:<think>(.*?)</think>\s*)?<answer>(.*?)</answer>\s*", text, re.DOTALL)
     if match is None:
         return None
-    if any(tag in part for part in match.groups() for tag in ("<think>", "</think>", "<answer>", "</answer>")):
+    if any(tag in (part or "") for part in match.groups() for tag in ("<think>", "</think>", "<answer>", "</answer>")):
         return None
     names = {a.lower(): a for a in actions}
     words = [w.strip().lower() for w in match.group(2).split("||")][:limit]
@@ -58,19 +58,14 @@ def parse_answer(text, actions, limit):
 
 TRAJECTORY = """
 class Trajectory(rm.Trajectory):
-    def add_message(self, ids):
+    def append(self, ids, sampled, logp=0.0):
         for token in ids:
             self.ids.append(token)
-            self.mask.append(False)
-            self.old_logp.append(0.0)
+            self.mask.append(sampled)
+            self.old_logp.append(logp)
             self.reward.append(0.0)
-        self.answer_start = len(self.ids)
-
-    def add_sampled(self, token, logp):
-        self.ids = self.ids + [token]
-        self.mask = self.mask + [True]
-        self.old_logp = self.old_logp + [logp]
-        self.reward = self.reward + [0.0]
+        if not sampled:
+            self.answer_start = len(self.ids)
 """
 
 COLLATE = """
@@ -95,14 +90,20 @@ def collate(trajs, device):
 
 PAD_THEN_SLICE = """
 def collate(trajs, device):
-    ids = rm.pad([traj.ids for traj in trajs], device)
-    batch = {key: rm.pad([getattr(traj, key) for traj in trajs], device)[:, 1:] for key in ("mask", "old_logp", "reward")}
+    whole = {}
+    for key in ("ids", "mask", "old_logp", "reward"):
+        rows = [torch.tensor(getattr(traj, key)) for traj in trajs]
+        whole[key] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    ids = whole.pop("ids")
+    batch = {key: x[:, 1:] for key, x in whole.items()}
     return batch | {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
 """
 
 LOGPS = """
-def logps_from_hidden(head, hidden, targets, temperature):
-    probs = torch.softmax(head(hidden) / temperature, dim=-1)
+def token_logps(policy, part, cfg):
+    logits = policy(input_ids=part["inputs"]).logits[part["mask"]]
+    targets = part["targets"][part["mask"]]
+    probs = torch.softmax(logits / cfg.temperature, dim=-1)
     logp = torch.log(probs[torch.arange(len(targets)), targets])
     entropy = -(probs * torch.log(probs)).sum(dim=-1)
     return logp, entropy
@@ -155,8 +156,8 @@ def value_loss(value, old_value, ret):
     return 0.5 * torch.maximum((value - ret).square(), (clipped - ret).square())
 """
 
-STEP = """
-def gradient_step(batch, rows, models, cfg):
+GRADIENTS = """
+def add_gradients(batch, rows, models, cfg):
     count = batch["mask"][rows].sum()
     for some, part in rm.micro_batches(batch, rows):
         mask = part["mask"]
@@ -166,10 +167,27 @@ def gradient_step(batch, rows, models, cfg):
             value = rm.token_values(models.critic, part)
             loss = loss + rm.value_loss(value, part["value"][mask], part["ret"][mask]).sum()
         (loss / count).backward()
+    return {"loss": float(loss)}
+"""
+
+BY_LOSSES = """
+def add_gradients(batch, rows, models, cfg):
+    stats = {}
+    count = int(batch["mask"][rows].sum())
+    for some, part in rm.micro_batches(batch, rows):
+        for name, x in rm.losses(part, models, cfg):
+            if name.endswith("loss"):
+                (x.sum() / count).backward()
+            stats[name] = stats.get(name, 0.0) + float(x.sum()) / count
+    return stats
+"""
+
+STEP = """
+def take_step(models, cfg):
     norms = [torch.nn.utils.clip_grad_norm_(g["params"], rm.MAX_GRAD_NORM) for g in models.optimizer.param_groups]
     models.optimizer.step()
     models.optimizer.zero_grad()
-    return {"grad_norm": float(norms[0])}
+    return float(norms[0])
 """
 
 COLLAPSE = """
@@ -186,12 +204,31 @@ def collapse(log):
 """
 
 PPO = """
-def add_ppo_advantages(batch, penalty, critic, cfg):
+def compute_advantages(trajs, R, models, cfg):
+    batch = rm.collate(trajs, cfg.device)
     mask = batch["mask"]
-    batch["value"] = rm.on_grid(lambda part: rm.token_values(critic, part), batch)
+    penalty = torch.zeros_like(batch["reward"])
+    if models.ref is not None:
+        batch["kl"] = batch["old_logp"] - rm.on_grid(lambda part: rm.token_logps(models.ref, part, cfg)[0], batch)
+        penalty = -cfg.kl_coef * batch["kl"] * mask
+    if cfg.algo != "ppo":
+        later = penalty.sum(1, keepdim=True) - penalty.cumsum(1) + penalty
+        batch["adv"] = (rm.grpo_advantages(R, cfg.adv_norm).view(-1, 1) + later) * mask
+        return batch
+    batch["value"] = rm.on_grid(lambda part: rm.token_values(models.critic, part), batch)
     adv, batch["ret"] = rm.gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
     ours = adv[mask]
     batch["adv"] = torch.where(mask, (adv - ours.mean()) / (ours.std(correction=0) + 1e-8), 0.0)
+    return batch
+"""
+
+SAMPLE = """
+def sample(trajs, logp, generator):
+    for traj, row in zip(trajs, logp):
+        token = int(torch.multinomial(row.exp(), 1, generator=generator))
+        traj.cached = len(traj.ids)
+        traj.append([token], True, row[token].item())
+        traj.entropy += float(rm.entropy_of(row[None]))
 """
 
 RIGHT = {
@@ -201,10 +238,11 @@ RIGHT = {
     "Trajectory": [TRAJECTORY],
     "collate": [COLLATE, change(COLLATE, "torch.zeros(len(trajs), T - 1)",
         "torch.zeros(len(trajs), T - 1, dtype=torch.float64)"), PAD_THEN_SLICE],
-    "logps_from_hidden": [LOGPS, """
-def logps_from_hidden(head, hidden, targets, temperature):
-    choice = torch.distributions.Categorical(logits=head(hidden).double() / temperature)
-    return choice.log_prob(targets), choice.entropy()
+    "token_logps": [LOGPS, """
+def token_logps(policy, part, cfg):
+    hidden = policy.base_model(input_ids=part["inputs"]).last_hidden_state[part["mask"]]
+    choice = torch.distributions.Categorical(logits=policy.get_output_embeddings()(hidden).double() / cfg.temperature)
+    return choice.log_prob(part["targets"][part["mask"]]), choice.entropy()
 """],
     "grpo_advantages": [GRPO, """
 def grpo_advantages(R, norm="std"):
@@ -226,11 +264,14 @@ def uncertainty_filter(R, keep):
     "policy_loss": [LOSS, change(LOSS, "-torch.minimum(a, b)", "torch.maximum(-a, -b)"),
                     change(LOSS, "b < a", "((ratio > 1 + cfg.clip_high) & (adv > 0)) | ((ratio < 1 - cfg.clip_low) & (adv < 0))")],
     "value_loss": [VALUE],
-    "gradient_step": [STEP],
-    "moves": ["def moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n    return tuple(['Up'] + envs.solve(room))"],  # a detour
+    "add_gradients": [GRADIENTS, BY_LOSSES],
+    "take_step": [STEP],
+    "moves": ["from exercises import solve\n\n\ndef moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n"
+              "    return tuple(['Up'] + solve(room))"],  # a detour
     "paradox": ["def paradox():\n    return [0.075, -0.75]"],
     "collapse": [COLLAPSE, "def collapse(log):\n    return ('entropy', 'valid')"],
-    "add_ppo_advantages": [PPO],
+    "compute_advantages": [PPO],
+    "sample": [SAMPLE],
 }
 
 WRONG = {
@@ -270,25 +311,34 @@ WRONG = {
         ("several lines", change(PARSE, ', re.DOTALL', '')),
         ("no tag may stand", change(PARSE, 'tag in ("<think>", "</think>", "<answer>", "</answer>")', 'tag in ("<think>",)',
          ">(.*?)</answer>", ">(.*)</answer>")),
+        ("without a thought", change(PARSE, r"(?:<think>(.*?)</think>\s*)?<", r"<think>(.*?)</think>\s*<")),
+        ("blanks inside an action", change(PARSE, "w.strip().lower()", 'w.replace(" ", "").lower()')),
+        ("", change(PARSE, "re.DOTALL", "re.DOTALL | re.I")),
         ("no tag may stand inside the thought", change(PARSE, "if any(tag", "if False and any(tag")),
         ("no tag may stand inside the thought", change(PARSE, "match.groups() for tag", "[match.group(2)] for tag")),
-        ("white space neither", change(PARSE, "DOTALL)", "DOTALL)", 'r"<think>', 'r"\\s*<think>')),
+        ("white space neither", change(PARSE, 'r"(?:', r'r"\s*(?:')),
         ("behind the first `limit`", change(PARSE, '[:limit]', '', 'for w in words]', 'for w in words][:limit]')),
         ("empty action", change(PARSE, '.split("||")]', '.split("||") if w.strip()]')),
         ("nothing was returned", change(PARSE, "return [names", "[names")),
         ("", change(PARSE, "for a in actions", 'for a in ("Up", "Down", "Left", "Right")'))],
     "Trajectory": [
-        ("train the world's tokens", change(TRAJECTORY, "append(False)", "append(True)")),
-        ("end of turn is not trained", change(TRAJECTORY, "[True]", "[token != 0]")),
-        ("appended", change(TRAJECTORY, "        for token in ids:", "        self.ids = []\n        for token in ids:")),
-        ("old_logp, 0", change(TRAJECTORY, "            self.old_logp.append(0.0)\n", "")),
-        ("reward, 0", change(TRAJECTORY, "            self.reward.append(0.0)\n", "")),
-        ("answer_start", change(TRAJECTORY, "        self.answer_start = len(self.ids)\n", "")),
-        ("*next* answer", change(TRAJECTORY, "        self.answer_start = len(self.ids)\n", "", "        for token in ids:",
-         "        self.answer_start = len(self.ids)\n        for token in ids:")),
-        ("moves with every token", change(TRAJECTORY, "        self.answer_start = len(self.ids)\n", "") +
-         "        self.answer_start = len(self.ids)\n"),
-        ("belongs into old_logp", change(TRAJECTORY, "[logp]", "[0.0]"))],
+        ("train the world's tokens", change(TRAJECTORY, "append(sampled)", "append(True)")),
+        ("end of turn is not trained", change(TRAJECTORY, "append(sampled)", "append(sampled and token != 0)")),
+        ("appended", change(TRAJECTORY, "        for token in ids:",
+         "        if not sampled:\n            self.ids = []\n        for token in ids:")),
+        ("old_logp, 0", change(TRAJECTORY, "            self.old_logp.append(logp)\n",
+         "            if sampled:\n                self.old_logp.append(logp)\n")),
+        ("world's tokens need a reward, 0", change(TRAJECTORY, "            self.reward.append(0.0)\n",
+         "            if sampled:\n                self.reward.append(0.0)\n")),
+        ("entries", change(TRAJECTORY, "            self.mask.append(sampled)\n", "", "            self.old_logp.append(logp)\n", "",
+         "            self.reward.append(0.0)\n",
+         "        self.mask.append(sampled)\n        self.old_logp.append(logp)\n        self.reward.append(0.0)\n")),
+        ("answer_start", change(TRAJECTORY, "            self.answer_start = len(self.ids)\n", "            pass\n")),
+        ("*next* answer", change(TRAJECTORY, "            self.answer_start = len(self.ids)\n", "            pass\n",
+         "        for token in ids:",
+         "        if not sampled:\n            self.answer_start = len(self.ids)\n        for token in ids:")),
+        ("moves with every token", change(TRAJECTORY, "        if not sampled:\n            self", "        self")),
+        ("belongs into old_logp", change(TRAJECTORY, "append(logp)", "append(0.0)"))],
     "collate": [
         ("the mask is one column off", change(COLLATE, "traj.mask[1:]", "traj.mask[:-1]")),
         ("*next* tokens", change(COLLATE, "traj.ids[1:]", "traj.ids[:-1]")),
@@ -299,14 +349,18 @@ WRONG = {
         ("world's tokens are trained", change(COLLATE, "torch.tensor(traj.mask[1:])", "True")),
         ("bools", change(COLLATE, "dtype=torch.bool", "dtype=torch.long")),
         ("Yours", change(COLLATE, "[row, :n]", "[row, -n:]"))],
-    "logps_from_hidden": [
-        ("temperature is missing", change(LOGPS, " / temperature", "")),
-        ("*divided*", change(LOGPS, " / temperature", " * temperature")),
+    "token_logps": [
+        ("temperature is missing", change(LOGPS, " / cfg.temperature", "")),
+        ("*divided*", change(LOGPS, " / cfg.temperature", " * cfg.temperature")),
         ("then log_softmax", """
-def logps_from_hidden(head, hidden, targets, temperature):
-    logp = torch.log_softmax(head(hidden), dim=-1) / temperature
+def token_logps(policy, part, cfg):
+    logp = torch.log_softmax(policy(input_ids=part["inputs"]).logits[part["mask"]], dim=-1) / cfg.temperature
+    targets = part["targets"][part["mask"]]
     return logp[torch.arange(len(targets)), targets], -(logp.exp() * logp).sum(-1)
 """),
+        ("only the tokens that the model wrote", change(LOGPS, '.logits[part["mask"]]', ".logits.flatten(0, 1)",
+         'part["targets"][part["mask"]]', 'part["targets"].flatten()')),
+        ("what was read", change(LOGPS, 'part["targets"]', 'part["inputs"]')),
         ("wrong sign", change(LOGPS, "-(probs", "(probs")),
         ("over the vocabulary", change(LOGPS, "temperature, dim=-1", "temperature, dim=0")),
         ("not of the likeliest", change(LOGPS, "torch.arange(len(targets)), targets",
@@ -315,6 +369,7 @@ def logps_from_hidden(head, hidden, targets, temperature):
         ("not a mean", change(LOGPS, ".sum(dim=-1)", ".mean(dim=-1)")),
         ("not its logarithm", change(LOGPS, "torch.log(probs[torch.arange(len(targets)), targets])",
          "probs[torch.arange(len(targets)), targets]")),
+        ("was something detached", change(LOGPS, "torch.log(probs[torch", "torch.log(probs.detach()[torch")),
         ("Yours", change(LOGPS, ".sum(dim=-1)", ".sum()"))],
     "grpo_advantages": [
         ("over the batch, not over the group",
@@ -379,23 +434,33 @@ def logps_from_hidden(head, hidden, targets, temperature):
         ("squared", change(VALUE, ".square()", ".abs()")),
         ("shape", change(VALUE, "(value - ret).square(), (clipped - ret).square())",
          "(value - ret).square(), (clipped - ret).square()).mean()"))],
-    "gradient_step": [
-        ("*all* parts", change(STEP, "(loss / count)", "(loss / mask.sum())")),
-        ("rows times columns", change(STEP, 'batch["mask"][rows].sum()', 'batch["mask"][rows].numel()')),
-        ("whole batch", change(STEP, 'batch["mask"][rows].sum()', 'batch["mask"].sum()')),
-        ("number of trajectories", change(STEP, 'batch["mask"][rows].sum()', "len(rows)")),
-        ("zero_grad", change(STEP, "    models.optimizer.zero_grad()\n", "")),
-        ("MAX_GRAD_NORM", change(STEP, '(g["params"], rm.MAX_GRAD_NORM)', '(g["params"], 1e9)')),
-        ("critic is not trained", change(STEP, "if models.critic is not None:", "if False:")),
-        ("never steps", change(STEP, "    models.optimizer.step()\n", "")),
-        ("parts' means", change(STEP, "(loss / count)", "(loss / mask.sum() / parts)", "    count =",
+    "add_gradients": [
+        ("*all* parts", change(GRADIENTS, "(loss / count)", "(loss / mask.sum())")),
+        ("rows times columns", change(GRADIENTS, 'batch["mask"][rows].sum()', 'batch["mask"][rows].numel()')),
+        ("whole batch", change(GRADIENTS, 'batch["mask"][rows].sum()', 'batch["mask"].sum()')),
+        ("number of trajectories", change(GRADIENTS, 'batch["mask"][rows].sum()', "len(rows)")),
+        ("critic is not trained", change(GRADIENTS, "if models.critic is not None:", "if False:")),
+        ("`backward` is missing", change(GRADIENTS, "(loss / count).backward()", "loss / count")),
+        ("all rows of the batch", change(GRADIENTS, "rm.micro_batches(batch, rows)",
+         'rm.micro_batches(batch, range(len(batch["mask"])))')),
+        ("parts' means", change(GRADIENTS, "(loss / count)", "(loss / mask.sum() / parts)", "    count =",
          "    parts = len(list(rm.micro_batches(batch, rows)))\n    count =")),
+        ("critic's loss is not divided", change(BY_LOSSES, "x.sum() / count)",
+         '(x.sum() / count if name == "policy_loss" else x.mean()))')),
+        ("of add_gradients: 'NoneType'", change(GRADIENTS, "if models.critic is not None:", "if True:")),
+        ("nothing was returned", change(GRADIENTS, 'return {"loss"', '{"loss"')),
+        ("Yours", change(GRADIENTS, "        (loss / count).backward()\n", "", "    return", "    (loss / count).backward()\n    return"))],
+    "take_step": [
         ("each network's gradient", change(STEP, 'clip_grad_norm_(g["params"], rm.MAX_GRAD_NORM) for g in models.optimizer.param_groups]',
          'clip_grad_norm_([w for g in models.optimizer.param_groups for w in g["params"]], rm.MAX_GRAD_NORM)]')),
-        ("of gradient_step: 'NoneType'", change(STEP, "if models.critic is not None:", "if True:")),
-        ("nothing was returned", change(STEP, 'return {"grad_norm"', '{"grad_norm"')),
-        ("Yours", change(STEP, "(loss / count).backward()", "total = loss / count", "    norms =",
-         "    total.backward()\n    norms ="))],
+        ("MAX_GRAD_NORM", change(STEP, '(g["params"], rm.MAX_GRAD_NORM)', '(g["params"], 1e9)')),
+        ("critic's gradient is not", change(STEP, "param_groups]", "param_groups[:1]]")),
+        ("zero_grad", change(STEP, "    models.optimizer.zero_grad()\n", "")),
+        ("before the step", change(STEP, "    models.optimizer.zero_grad()\n", "", "    models.optimizer.step()\n",
+         "    models.optimizer.zero_grad(set_to_none=False)\n    models.optimizer.step()\n")),
+        ("never steps", change(STEP, "    models.optimizer.step()\n", "")),
+        ("policy's is wanted", change(STEP, "norms[0]", "norms[-1]")),
+        ("nothing was returned", change(STEP, "return float(norms[0])", "float(norms[0])"))],
     "moves": [("Yours", "def moves():\n    return ['Up'] * 10"), ("jump", "def moves():\n    return ['jump']")],
     "settings": [("Yours", "def settings():\n    return dict(env='sokoban', iterations=500)"),
                  ("Yours", "def settings():\n    return dict(env='sokoban', iterations=5, eval_every=0)"),
@@ -406,7 +471,7 @@ def logps_from_hidden(head, hidden, targets, temperature):
     "collapse": [("Yours", "def collapse(log):\n    return ['entropy', 'valid', 'grad_norm']"),
                  ("wrong way round", "def collapse(log):\n    return ['valid', 'entropy']"),
                  ("median over five", change(COLLAPSE, "i - 4, i", "i, i"))],
-    "add_ppo_advantages": [
+    "compute_advantages": [
         ("the std is still", change(PPO, "ours.std(", "adv.std(")), ("the mean is still", change(PPO, "ours.mean()", "adv.mean()")),
         ("it is added", change(PPO, "+ penalty", "- penalty"))],
     "returns": [("still", "def returns(trajs, cfg):\n    R = torch.tensor([traj.R for traj in trajs])\n    return R.view(cfg.rollouts, -1).T"),

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
-sys.path[:0] = [str(ROOT), str(TESTS)]
+COURSE = Path(__file__).resolve().parent
+ROOT = COURSE.parent
+sys.path[:0] = [str(ROOT), str(COURSE), str(ROOT / "extras")]
 
 CLOSE = 1e-4
 SPECS = {}
@@ -261,7 +261,10 @@ def recognise(exercise, found):
 def usual_mistakes(exercise):  # -> [(in words, what it gives in the visible cases), ...]
     mistakes = []
     for words, *pieces in exercise.mistakes:
-        wrong = mutant(exercise.solution, *pieces)
+        try:
+            wrong = mutant(exercise.solution, *pieces)
+        except AssertionError:  # the shipped function has other words now: a hint less (slow_course.py complains)
+            continue
         mistakes.append((words, [outcome(exercise, wrong, case)[0] for case in exercise.cases]))
     return mistakes
 

@@ -2,7 +2,7 @@
 
     gae = use("gae", gae)       prints Yours / Spec; returns yours if it passes, else the shipped function
     earned("gae")               the graded cells end with this: an error where it did not pass
-    python tests/course.py      trains the spoilt runs that figures/tutorial.jsonl lacks (ten minutes for all)
+    python course/course.py     trains the spoilt runs that course/tutorial.jsonl lacks (ten minutes for all)
 
 checks.py compares, exercises.py has the exercises, hidden_checks.py more inputs, grade.py grades a whole class.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import plots
 import ragen_mini
-from checks import ROOT, check, envs, mutant
+from checks import COURSE, ROOT, check, envs, mutant
 from exercises import BUGS, EXERCISES
 
-SPOILT = ROOT / "figures" / "tutorial.jsonl"
+SPOILT = COURSE / "tutorial.jsonl"
 
 # -------------------------------------------------------------------------------------- used by the notebook
 RESULTS = {}  # name: did it pass?
@@ -146,11 +146,31 @@ def page(file):
     return html(f"<div><iframe srcdoc='{text}' width='100%' height='480' style='border:0'></iframe></div>")
 
 
+def watch(row, trajs, batches, models, cfg):
+    """For rm.train(cfg, watch=watch): the curves so far, every five iterations."""
+    from IPython.display import Image, clear_output, display
+    i = row["iteration"]
+    due = i % 5 == 0 or i == cfg.iterations  # a picture takes as long as an iteration of a small model
+    if not due or len(row) == 1:  # 1: before training, not evaluated
+        return
+    logged = plots.load(cfg.out)  # all rows but this one
+    run = plots.Run(logged.config, logged.rows + [row])
+    picture = io.BytesIO()
+    plots.dashboard({"this run": run}, picture, metrics=["reward", "entropy"], per_row=3)
+    clear_output(wait=True)
+    display(Image(picture.getvalue()))
+
+
+def series(config, rows, column):  # -> iterations, values; "eval": success in the world of the training
+    name = f"eval {config['env']}" if column == "eval" else column
+    return plots.Run(config, rows).series(name)
+
+
 def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     import matplotlib.pyplot as plt
     fig, axes = plt.subplots(1, len(columns), figsize=(3 * len(columns), 2.5), layout="constrained")
     for ax, column in zip(axes, columns):
-        curves = {label: plots.Run(*run).series(column) for label, run in runs.items()}
+        curves = {label: series(*run, column) for label, run in runs.items()}
         for style, (label, (x, y)) in zip(("-o", "--s"), curves.items()):
             ax.plot(x, y, style, ms=2.5, label=label)
         if band:
@@ -169,7 +189,7 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
 # --------------------------------------------------------------------------- the spoilt runs of the bug hunt
 RUNS = {  # name: the bug, the algorithm
     "right, ppo": (None, "ppo"), "right, grpo": (None, "grpo"), "returns": ("returns", "grpo"),
-    "add_ppo_advantages": ("add_ppo_advantages", "ppo"),
+    "compute_advantages": ("compute_advantages", "ppo"),
     "sample": ("sample", "ppo"), "take_turn": ("take_turn", "ppo")}
 PACKED = ("iteration", "eval", "success", "reward_std", "entropy", "grad_norm", "value_loss", "valid")
 
@@ -190,7 +210,7 @@ def train_missing(folder):
             mutant(right[bug], *BUGS[bug], module=ragen_mini)  # it takes the right one's place
         cfg = ragen_mini.Config(model="tiny", device="cpu", env="sokoban", algo=algo, iterations=20, eval_every=5,
                                 out=f"{folder}/run")
-        rows = ragen_mini.train(cfg)
+        rows, _ = ragen_mini.train(cfg)
         vars(ragen_mini).update(right)
         rows = [{key: shorten(row[key]) for key in PACKED if key in row} for row in rows]
         line = {"run": run, "config": {"env": cfg.env, "online_k": 1}, "rows": rows}

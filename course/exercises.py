@@ -13,11 +13,11 @@ import torch
 import transformers
 
 import ragen_mini
-from checks import ROOT, Exercise, envs, given, results, rm
+from checks import COURSE, Exercise, envs, given, results, rm
 
 SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, for those who gave none
 MOST_ITERATIONS = 30
-COLLAPSE = ROOT / "figures" / "collapse.jsonl", "bandit-StarPO-S-12551329-seed0"  # the run that is read; of an earlier tiny
+COLLAPSE = COURSE / "collapse.jsonl", "bandit-StarPO-S-12551329-seed0"  # the run that is read; of an earlier tiny
 
 
 # ---------------------------------------------------------------------------------------- the inputs of checks
@@ -37,6 +37,21 @@ def random_steps(seed, B=2, T=8):  # -> reward, value, mask: (B,T) each; the wor
     mask[:, 2], mask[:, T // 2] = True, False
     value = torch.randn(B, T, generator=g)
     return dict(reward=torch.randn(B, T, generator=g) * mask, value=torch.where(mask, value, 50.0), mask=mask)
+
+
+def solve(env):  # breadth first -> a shortest list of actions from env.state to success, as if nothing slipped
+    paths = {env.state: []}
+    queue = [env.state]
+    for state in queue:  # the list grows while we walk along it
+        for action in env.actions:
+            _, new, _, over = env.outcomes(state, action)[0]
+            if new in paths:
+                continue
+            paths[new] = paths[state] + [action]
+            if env.won(new):
+                return paths[new]
+            if not over:
+                queue.append(new)
 
 
 def play_moves(answer, world, seed):
@@ -74,10 +89,10 @@ def written(trajectory, pieces):
     """pieces: ("world", ids) or ("model", [(id, log-prob), ...]), in order -> the four lists."""
     for who, tokens in pieces:
         if who == "world":
-            trajectory.add_message(tokens)
+            trajectory.append(tokens, sampled=False)
         else:
             for token, logp in tokens:
-                trajectory.add_sampled(token, logp)
+                trajectory.append([token], True, logp)
     return trajectory
 
 
@@ -102,14 +117,36 @@ def make_batch(answer, episodes):  # each: its pieces, the reward of its last to
     return {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
 
 
-def logps_and_gradient(answer, seed, temperature, c=3, V=5):
-    g = torch.Generator().manual_seed(seed)
-    head = torch.nn.Linear(4, V, bias=False)
-    head.weight.data = torch.randn(V, 4, generator=g)
-    hidden = torch.randn(c, 4, generator=g, requires_grad=True)
-    logp, entropy = given(answer(head, hidden, torch.randint(V, (c,), generator=g), temperature))
-    gradient, = torch.autograd.grad(logp.sum() + 2 * entropy.sum(), hidden)
-    return {"logp": logp, "entropy": entropy, "gradient": gradient}
+def networks_of(seed, critic, sharpen=1.0):  # -> policy, critic or None: random ones with nine words
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                 max_position_embeddings=64, bos_token_id=None, eos_token_id=2, pad_token_id=None)
+    config = transformers.LlamaConfig(**sizes, num_labels=1)
+    policy = transformers.LlamaForCausalLM(config).eval()
+    policy.lm_head.weight.data *= sharpen  # fresh ones find all words about equally likely
+    if critic:
+        return policy, transformers.LlamaForTokenClassification(config).eval()
+    return policy, None
+
+
+def random_batch(lengths):  # -> batch of episodes of these lengths; the first token is the world's
+    B, T = len(lengths), max(lengths)
+    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    mask[:, 0] = False
+    return {"inputs": torch.randint(9, (B, T)), "targets": torch.randint(9, (B, T)), "mask": mask}
+
+
+def gradient_of(network):  # all in a row; 0 where there is none
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in network.parameters()]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def logps_and_gradient(answer, seed, temperature, lengths):
+    policy, _ = networks_of(seed, critic=False, sharpen=60.0)
+    part = random_batch(lengths)
+    logp, entropy = given(answer(policy, part, settings_of(temperature=temperature)))
+    (logp.sum() + 2 * entropy.sum()).backward()
+    return {"logp": logp, "entropy": entropy, "gradient": gradient_of(policy)[-24:]}
 
 
 def kept_prompts(answer, R, keep):
@@ -126,54 +163,61 @@ def loss_and_gradient(answer, ratio, adv, entropy, cfg):
     return {"loss": loss, "clipped": clipped, "gradient": gradient}
 
 
+def gradients_by_parts(answer, seed, lengths, critic):
+    """By micro-batches of two rows or so: which gradient is there in the end?"""
+    policy, critic = networks_of(seed, critic)
+    models = rm.Models(policy, critic, None, None, None)
+    batch = random_batch(lengths)
+    shape = batch["mask"].shape
+    batch |= {"old_logp": torch.full(shape, -2.2), "adv": torch.randn(shape), "reward": torch.zeros(shape)}
+    if critic:
+        batch |= {"value": torch.zeros(shape), "ret": torch.randn(shape)}
+    rows = list(range(len(lengths) - 1))  # the last one is not in this step
+    before = ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS
+    ragen_mini.MICRO_TOKENS = rm.MICRO_TOKENS = 2 * max(lengths)
+    try:
+        stats = given(answer(batch, rows, models, settings_of()))
+    finally:
+        ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS = before
+    found = {"returns a dict": isinstance(stats, dict)}
+    for who, network in (("policy", policy), ("critic", critic)):
+        if network:
+            gradient = gradient_of(network)
+            found[f"{who}'s gradient: length"] = gradient.norm().item()
+            found[f"{who}'s gradient"] = gradient[-60:] * 10
+    return found
+
+
 class Spy(torch.optim.SGD):
     """An optimizer that notes every gradient and moves nothing."""
 
     def step(self):
-        self.seen = getattr(self, "seen", [])
-        gradients = []
-        for group in self.param_groups:
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
-            gradients.append(torch.cat([part.flatten() for part in parts]))
-        self.seen.append(gradients)
+        self.steps = getattr(self, "steps", 0) + 1
+        self.seen = [group["params"][0].grad.clone() for group in self.param_groups]
 
 
-def two_steps(answer, seed, lengths, scale, critic):
-    """Two gradient steps by micro-batches: what reached the optimizer?"""
+def step_of(answer, seed, lengths):
+    """lengths: of the gradients of policy and critic; no critic if there is one only."""
     torch.manual_seed(seed)
-    sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-                 max_position_embeddings=64, bos_token_id=None, eos_token_id=2, pad_token_id=None)
-    config = transformers.LlamaConfig(**sizes, num_labels=1)
-    policy = transformers.LlamaForCausalLM(config).eval()
-    critic = transformers.LlamaForTokenClassification(config).eval() if critic else None
-    networks = [network for network in (policy, critic) if network is not None]
+    networks, gradients = [], []
+    for length in lengths:
+        network = torch.nn.Linear(3, 1, bias=False)
+        gradient = torch.randn(1, 3)
+        network.weight.grad = gradient * length / gradient.norm()
+        gradients.append(network.weight.grad)
+        networks.append(network)
+    policy, critic = (networks + [None])[:2]
     optimizer = Spy([{"params": network.parameters()} for network in networks], lr=0.0)
-    models = rm.Models(policy, critic, None, optimizer, None)
-    B, T = len(lengths), max(lengths)
-    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
-    mask[:, 0] = False
-    batch = {"inputs": torch.randint(9, (B, T)), "targets": torch.randint(9, (B, T)), "mask": mask,
-             "old_logp": torch.full((B, T), -2.2), "adv": scale * torch.randn(B, T), "value": torch.zeros(B, T),
-             "ret": scale * torch.randn(B, T)}
-    rows = list(range(B - 1))  # the last one is not in this step
-    before = ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS
-    ragen_mini.MICRO_TOKENS = rm.MICRO_TOKENS = 2 * T
-    try:
-        stats = [given(answer(batch, rows, models, settings_of())) for _ in range(2)]
-    finally:
-        ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS = before
-    steps = getattr(optimizer, "seen", [])
-    found = {"steps of the optimizer": len(steps), "returns a dict": isinstance(stats[0], dict)}
-    for number, step in enumerate(steps[:2], 1):
-        for who, gradient in zip(("policy", "critic"), step):
-            found[f"{who}'s gradient, step {number}: length"] = gradient.norm().item()
-            found[f"{who}'s gradient, step {number}"] = gradient[-60:] * 10
-    return found
+    norm = given(answer(rm.Models(policy, critic, None, optimizer, None), settings_of()))
+    left = sum(gradient_of(network).abs().sum().item() for network in networks)
+    return {"steps of the optimizer": getattr(optimizer, "steps", 0), "gradients that it saw": getattr(optimizer, "seen", []),
+            "left in the gradients": left, "returned": float(norm)}
 
 
 def accepted(answer):
     settings = given(answer())
     cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
+    envs.make(cfg.env)  # is there such a world?
     return {f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
             "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,
             "a world of the project": cfg.env in envs.ENVS}
@@ -217,46 +261,52 @@ def order_of_alarm(log, columns=("entropy", "reward_std", "valid"), window=5, fa
 
 # ---------------------------------------------------------------------------------------------- bugs to hunt
 BUGS = {  # function: the piece of the shipped text, what stands there instead
-    "returns": ("R.view(-1, cfg.rollouts)", "R.view(cfg.rollouts, -1).T.contiguous()"),
-    "add_ppo_advantages": ("(adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)",
+    "returns": (".view(-1, cfg.rollouts)", ".view(cfg.rollouts, -1).T.contiguous()"),
+    "compute_advantages": ("(adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)",
                            "(adv - adv.mean()) / (adv.std(correction=0) + 1e-8)"),
-    "sample": ("if greedy else", "if not greedy else"),
-    "take_turn": ('traj.reward[-1] = turn["reward"]', 'traj.reward[traj.answer_start] = turn["reward"]'),
+    "sample": ("torch.multinomial(logp.exp(), 1, generator=generator)", "logp.argmax(1, keepdim=True)"),
+    "take_turn": ("traj.reward[-1] =", "traj.reward[traj.answer_start] ="),
 }
 STILL = "this is still the buggy one"
 
 
-class Table(torch.nn.Module):
-    """A critic that forecasts a number for every token, whatever stood before it."""
-
-    def forward(self, input_ids, use_cache=False):
-        return SimpleNamespace(logits=torch.sin(input_ids.float())[:, :, None])
-
-
-def a_batch(seed):
-    steps = random_steps(seed)
+def played(seed, P=2, N=2):  # -> P * N trajectories, as of a rollout
     g = torch.Generator().manual_seed(seed)
-    penalty = -0.3 * torch.rand(steps["mask"].shape, generator=g) * steps["mask"]
-    inputs = torch.randint(9, steps["mask"].shape, generator=g)
-    return {"inputs": inputs, "mask": steps["mask"], "reward": steps["reward"]}, penalty
+
+    def draw(most):
+        return int(torch.randint(1, most, (1,), generator=g))
+    trajs = []
+    for number in range(P * N):
+        traj = rm.Trajectory(None, number // N, 10)
+        for _ in range(draw(3)):
+            traj.append([draw(9) for _ in range(draw(5))], False)
+            for _ in range(1 + draw(4)):
+                traj.append([draw(9)], True, -0.2 * draw(9))
+            traj.reward[-1] = 0.5 * draw(5)
+            traj.turns.append({"reward": traj.reward[-1]})
+        trajs.append(traj)
+    return trajs
 
 
-def advantages_of(answer, seed):
-    batch, penalty = a_batch(seed)
-    answer(batch, penalty, Table(), settings_of())
-    return {key: batch[key] for key in ("adv", "value", "ret")}
+def advantages_of(answer, seed, algo, ref):
+    trajs = played(seed)
+    policy, critic = networks_of(seed, critic=True)
+    models = rm.Models(policy, critic, policy if ref else None, None, None)
+    cfg = settings_of(algo=algo, kl_coef=0.3, adv_norm="std", device="cpu")
+    batch = given(answer(trajs, rm.returns(trajs, cfg), models, cfg))
+    return {key: batch[key] for key in ("adv", "value", "ret") if key in batch}
 
 
-def drawn(answer, seed, greedy, b=60, V=4):
+def drawn(answer, seed, b=60, V=4):
     """Many draws: are they the likeliest token, or different ones, and is what was drawn written down?"""
     g = torch.Generator().manual_seed(seed)
     logp = torch.randn(1, V, generator=g).log_softmax(-1).repeat(b, 1)
     trajs = [rm.Trajectory(None, 0, 10) for _ in range(b)]
-    answer(trajs, logp, torch.Generator().manual_seed(seed), greedy)
+    answer(trajs, logp, torch.Generator().manual_seed(seed))
     tokens = [traj.ids[0] for traj in trajs]
-    return {"always the likeliest token": set(tokens) == {int(logp[0].argmax())}, "each one its own log-probability":
-            all(abs(traj.old_logp[0] - logp[0, token].item()) < 1e-4 for traj, token in zip(trajs, tokens)),
-            "entropy": trajs[0].entropy}
+    own = [abs(traj.old_logp[0] - logp[0, token].item()) < 1e-4 for traj, token in zip(trajs, tokens)]
+    return {"always the likeliest token": set(tokens) == {int(logp[0].argmax())},
+            "each one its own log-probability": all(own), "entropy": trajs[0].entropy}
 
 
 def play_turn(answer, text, tokens=40):
@@ -266,7 +316,7 @@ def play_turn(answer, text, tokens=40):
     traj = rm.begin("frozenlake", 0, 0, 0, tok, cfg)
     first = traj.answer_start
     for token in tok(text).input_ids[:tokens]:
-        traj.add_sampled(token, -1.0)
+        traj.append([token], True, -1.0)
     answer(traj, tok, cfg, [tok.convert_tokens_to_ids("<|im_end|>")])
     turn = traj.turns[0]
     return {"reward on the answer's tokens": traj.reward[first:first + turn["tokens"]], "valid": turn["valid"],
@@ -282,9 +332,15 @@ MOVES = ("Up", "Down", "Left", "Right")
 EDGES = numbers(0.7, 0.75, 1.1, 1.25, 1.3, 0.7, 0.75, 1.1, 1.25, 1.3)
 SIGNS = numbers(1.0, 1, 1, 1, 1, -1, -1, -1, -1, -1)
 SOLVABLE = dict(world="sokoban", seed=7)
+SHIFTED = "getattr(traj, name)[1:]"  # in collate
+
+
+def unshifted(column):
+    return f"getattr(traj, name)[:-1 if name == '{column}' else None][name != '{column}':]"
+
 
 EXERCISES = {
-    "moves": Exercise("0 play", 0.5, envs.solve, play_moves, [SOLVABLE], show_spec=False),
+    "moves": Exercise("0 play", 0.5, solve, play_moves, [SOLVABLE], show_spec=False),
     "outcomes": Exercise("1 the rules of the ice", 0.5, envs.FrozenLake.outcomes, one_step, [
         dict(seed=0, rate=0.8, state=(1, 1), action="Left"),
         dict(seed=3, rate=0.5, state=(0, 0), action="Up"),
@@ -328,6 +384,7 @@ EXERCISES = {
             "<think>x</think><answer>Up||Up||Up||jump</answer>",
             "<think>two\nlines</think><answer>Down</answer>",
             "<answer>Down</answer>",
+            "<think>x</think><answer>U p</answer>",
             " <think>x</think><answer>Down</answer>",
             "<think>x</think><answer>Down || jump</answer>",
             "<think>x</think><answer></answer>",
@@ -343,84 +400,89 @@ EXERCISES = {
         ("a thought may have several lines: in a pattern `.` is any letter but a line break, unless re.DOTALL is given",
          "SHAPE.fullmatch(text)", "re.fullmatch(SHAPE.pattern, text)"),
         ("no tag may stand inside the thought, such as a second pair", "SHAPE.fullmatch(text)",
-         r're.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*", text, re.S)'),
+         r're.fullmatch(r"(<think>(.*)</think>\s*)?<answer>(.*)</answer>\s*", text, re.S)'),
         ("no tag may stand inside the thought, such as a second pair", "SHAPE.fullmatch(text)",
-         r're.fullmatch(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", text, re.S)'),
+         r're.fullmatch(r"(<think>(.*?)</think>\s*)?<answer>(.*?)</answer>\s*", text, re.S)'),
         ("what stands behind the first `limit` actions is dropped unread: an unknown word there does no harm",
-         "found[2].split(\"||\")[:limit]", "found[2].split(\"||\")", "return chosen", "return chosen[:limit]"),
-        ("an empty action is an unknown one", "if word not in known:\n            return None",
-         "if not word:\n            continue\n        if word not in known:\n            return None"),
+         "[:limit]", "", "else chosen", "else chosen[:limit]"),
+        ("an empty action is an unknown one", "[:limit]]", "[:limit] if word.strip()]"),
         ("you accept text behind the answer", "SHAPE.fullmatch", "SHAPE.match"),
         ("you accept text behind and before the answer", "SHAPE.fullmatch", "SHAPE.search"),
         ("at most `limit` actions are used", "[:limit]", ""),
         ("upper and lower case are the same word", "word.strip().lower()", "word.strip()",
          "action.lower(): action", "action: action"),
-        ("an answer with an unknown action is invalid as a whole: None, not the rest of it", "return None\n        chosen",
-         "continue\n        chosen"),
-        ("return the action as the world writes it, not as the model wrote it", "known[word]", "word"),
+        ("an answer with an unknown action is invalid as a whole: None, not the rest of it", "return None if None in chosen else chosen",
+         "return [action for action in chosen if action]"),
+        ("return the action as the world writes it, not as the model wrote it", "return None if None in chosen else chosen",
+         "return None if None in chosen else [action.lower() for action in chosen]"),
         ("blanks around an action do not matter", "word.strip().lower()", "word.lower()"),
-        ("too many actions are no mistake: the first `limit` are used", "return chosen",
-         "return chosen if found[2].count('||') < limit else None"),
+        ("too many actions are no mistake: the first `limit` are used", "if not found:",
+         "if not found or found[3].count('||') >= limit:"),
         ("invalid is None, not an empty list", "if not found:\n        return None", "if not found:\n        return []"),
         ("only the thought's and the answer's tags count: the text in between may hold <", "SHAPE.fullmatch(text)",
-         r're.fullmatch(r"<think>([^<]*)</think>\s*<answer>([^<]*)</answer>\s*", text)'),
-        ("the thought is missing: then the answer is invalid", "SHAPE.fullmatch(text)",
-         r're.fullmatch(r"(<think>(?:(?!</?think>|</?answer>).)*</think>)?\s*<answer>((?:(?!</?think>|</?answer>).)*)</answer>\s*", text, re.S)'),
+         r're.fullmatch(r"(<think>([^<]*)</think>\s*)?<answer>([^<]*)</answer>\s*", text)'),
+        ("an answer without a thought is valid, too", "if not found:", "if not found or not found[1]:"),
+        ("blanks inside an action matter: \"U p\" is unknown", "word.strip().lower()", "word.replace(\" \", \"\").lower()"),
     ]),
     "Trajectory": Exercise("4 who wrote which token", 1, rm.Trajectory, record, [dict(pieces=SHORT), dict(pieces=EPISODE)], [
-        ("you train the world's tokens: their mask is False", "[False] * len(ids)", "[True] * len(ids)"),
-        ("the model's tokens are what is trained: their mask is True", "self.mask.append(True)", "self.mask.append(False)"),
+        ("you train the world's tokens: their mask is False", "[sampled] * len(ids)", "[True] * len(ids)"),
+        ("the model's tokens are what is trained: their mask is True", "[sampled] * len(ids)", "[False] * len(ids)"),
         ("the end of turn is not trained. The model wrote it, too, or else it never learns to stop",
-         "self.mask.append(True)", "self.mask.append(token != 0)"),
+         "[sampled] * len(ids)", "[sampled and token != 0 for token in ids]"),
         ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = ids"),
-        ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = list(ids)"),
-        ("the lists must stay equally long: the world's tokens need an old_logp, 0", "self.old_logp += [0.0] * len(ids)\n",
-         "\n"),
-        ("the lists must stay equally long: the world's tokens need a reward, 0", "self.reward += [0.0] * len(ids)\n", "\n"),
+        ("later messages are appended, they do not replace what was there", "self.ids += ids",
+         "self.ids = self.ids * sampled + ids"),
+        ("the lists must stay equally long: the world's tokens need an old_logp, 0", "[logp] * len(ids)",
+         "[logp] * len(ids) * sampled"),
+        ("the lists must stay equally long: the world's tokens need a reward, 0", "[0.0] * len(ids)",
+         "[0.0] * len(ids) * sampled"),
         ("the lists must stay equally long: the model's tokens need a reward, 0 until the turn is over",
-         "self.reward.append(0.0)", "pass"),
+         "[0.0] * len(ids)", "[0.0] * len(ids) * (not sampled)"),
+        ("the lists must stay equally long: a message of several tokens has as many entries", "[sampled] * len(ids)",
+         "[sampled]", "[logp] * len(ids)", "[logp]", "[0.0] * len(ids)", "[0.0]"),
         ("answer_start is where the *next* answer begins, behind the message", "self.answer_start = len(self.ids)",
          "self.answer_start = len(self.ids) - len(ids)"),
-        ("answer_start moves with every token of the answer: only a message sets it",
-         "self.reward.append(0.0)", "self.reward.append(0.0)\n        self.answer_start = len(self.ids)"),
-        ("answer_start moves with every token of the answer: only a message sets it",
-         "self.reward.append(0.0)", "self.reward.append(0.0)\n        self.answer_start = len(self.ids) - 1"),
+        ("answer_start moves with every token of the answer: only a message sets it", "if not sampled:", "if True:"),
+        ("answer_start moves with every token of the answer: only a message sets it", "if not sampled:",
+         "if sampled:\n            self.answer_start = len(self.ids) - 1\n        else:"),
         ("answer_start is not set", "self.answer_start = len(self.ids)", "pass"),
-        ("the log-probability belongs into old_logp", "self.old_logp.append(logp)", "self.old_logp.append(0.0)"),
+        ("the log-probability belongs into old_logp", "[logp] * len(ids)", "[0.0] * len(ids)"),
     ]),
     "collate": Exercise("5 the shift", 1.5, rm.collate, make_batch, [
         dict(episodes=[(SHORT, 1.0)]), dict(episodes=[(EPISODE, 1.0), (SHORT, -0.1)])], [
-        ("the mask is one column off: it belongs to the *targets*, so it is shifted as they are", "traj.mask[1:]",
-         "traj.mask[:-1]"),
+        ("the mask is one column off: it belongs to the *targets*, so it is shifted as they are", SHIFTED,
+         unshifted("mask")),
         ("the targets are the inputs' *next* tokens: shifted by one", "traj.ids[1:]", "traj.ids[:-1]"),
-        ("the rewards are one column off: they belong to the targets", "traj.reward[1:]", "traj.reward[:-1]"),
-        ("the old log-probabilities are one column off: they belong to the targets", "traj.old_logp[1:]",
-         "traj.old_logp[:-1]"),
+        ("the rewards are one column off: they belong to the targets", SHIFTED, unshifted("reward")),
+        ("the old log-probabilities are one column off: they belong to the targets", SHIFTED, unshifted("old_logp")),
         ("nothing is shifted: all columns but the inputs belong to the next token", "traj.ids[1:]", "traj.ids[:-1]",
-         "traj.mask[1:]", "traj.mask[:-1]", "traj.old_logp[1:]", "traj.old_logp[:-1]", "traj.reward[1:]", "traj.reward[:-1]"),
-        ("mask, log-probabilities and rewards are one column off: they belong to the targets",
-         "traj.mask[1:]", "traj.mask[:-1]", "traj.old_logp[1:]", "traj.old_logp[:-1]", "traj.reward[1:]", "traj.reward[:-1]"),
+         SHIFTED, "getattr(traj, name)[:-1]"),
+        ("mask, log-probabilities and rewards are one column off: they belong to the targets", SHIFTED,
+         "getattr(traj, name)[:-1]"),
         ("the mask was made from the tokens. Here 0 is the end of a turn *and* the padding: ask the trajectory who wrote what",
-         "traj.mask[1:]", "[m and i != 0 for m, i in zip(traj.mask[1:], traj.ids[1:])]"),
-        ("the world's tokens are trained: the mask is the trajectory's, not `is there a token?`", "traj.mask[1:]",
-         "[i > -1 for i in traj.ids[1:]]"),
+         SHIFTED, "[x and i != 0 if name == 'mask' else x for x, i in zip(getattr(traj, name)[1:], traj.ids[1:])]"),
+        ("the world's tokens are trained: the mask is the trajectory's, not `is there a token?`", SHIFTED,
+         "[name == 'mask' or x for x in getattr(traj, name)[1:]]"),
         ("the inputs are one token too long: nothing follows the last one", "traj.ids[:-1]", "traj.ids"),
     ]),
-    "logps_from_hidden": Exercise("6 log-probabilities and entropy", 1.5, rm.logps_from_hidden, logps_and_gradient, [
-        dict(seed=0, temperature=1.0), dict(seed=1, temperature=0.5)], [
-        ("the temperature is missing: the tokens were sampled from softmax(logits / temperature)", " / temperature", ""),
+    "token_logps": Exercise("6 log-probabilities and entropy", 1.5, rm.token_logps, logps_and_gradient, [
+        dict(seed=0, temperature=1.0, lengths=[3, 4]), dict(seed=1, temperature=0.5, lengths=[5, 2])], [
+        ("the temperature is missing: the tokens were sampled from softmax(logits / temperature)", " / cfg.temperature", ""),
         ("the division by the temperature comes first, then log_softmax: else the probabilities do not sum to 1",
-         "(head(hidden).float() / temperature).log_softmax(-1)", "head(hidden).float().log_softmax(-1) / temperature"),
-        ("logits are *divided* by the temperature", " / temperature", " * temperature"),
+         "(head(hidden).float() / cfg.temperature).log_softmax(-1)", "head(hidden).float().log_softmax(-1) / cfg.temperature"),
+        ("logits are *divided* by the temperature", " / cfg.temperature", " * cfg.temperature"),
         ("the entropy has the wrong sign: it is -sum p log p, at least 0", "entropy_of(logp)", "-entropy_of(logp)"),
         ("the softmax runs over the vocabulary, the last dimension", "log_softmax(-1)", "log_softmax(0)"),
+        ("only the tokens that the model wrote are wanted, those of the mask", "mask = part[\"mask\"]",
+         "mask = torch.ones_like(part[\"mask\"])"),
+        ("`inputs` are what was read; the token to come is in `targets`", "part[\"targets\"]", "part[\"inputs\"]"),
         ("logp is of the token that was written, not of the likeliest one", "targets[:, None]", "logp.argmax(1)[:, None]"),
         ("that is -log pi of the written token. The entropy is a mean over the whole vocabulary",
          "entropy_of(logp)", "-logp.gather(1, targets[:, None])[:, 0]"),
         ("the entropy is a sum over the vocabulary, not a mean", "entropy_of(logp)", "entropy_of(logp) / logp.shape[1]"),
         ("a probability, not its logarithm", "logp.gather", "logp.exp().gather"),
         ("logits are no log-probabilities: log_softmax is missing", "logp.gather", "head(hidden).gather"),
-        ("one dimension too many: (c,1) instead of (c,)", "[:, 0], entropy", ", entropy"),
+        ("one dimension too many: (n,1) instead of (n,)", "[:, 0], entropy", ", entropy"),
         ("no gradient reaches the model: was something detached?", "logp.gather(1, targets[:, None])[:, 0]",
          "logp.detach().gather(1, targets[:, None])[:, 0] + 0 * logp[:, 0]"),
     ]),
@@ -542,18 +604,12 @@ EXERCISES = {
         ("errors are squared", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)",
          "torch.max((value - ret).abs(), (clipped - ret).abs())"),
     ]),
-    "gradient_step": Exercise("12 a step by micro-batches", 1.5, rm.gradient_step, two_steps, [
-        dict(seed=0, lengths=[8, 4, 2, 8, 5], scale=0.05, critic=False),
-        dict(seed=1, lengths=[8, 4, 2, 8, 5], scale=0.1, critic=True),
-        dict(seed=2, lengths=[8, 4, 2, 8, 5], scale=30.0, critic=True)], [
+    "add_gradients": Exercise("12 gradients by micro-batches", 1, rm.add_gradients, gradients_by_parts, [
+        dict(seed=0, lengths=[8, 4, 2, 8, 5], critic=False), dict(seed=1, lengths=[8, 4, 2, 8, 5], critic=True)], [
         ("a mean of the parts' means: a token of a small part would count more than one of a large part",
-         "loss = losses.sum() / total", "loss = losses.mean() / len(list(micro_batches(batch, rows)))",
-         "part[\"ret\"][mask]).sum() / total", "part[\"ret\"][mask]).mean() / len(list(micro_batches(batch, rows)))"),
-        ("both networks were shortened together: each network's gradient is shortened on its own",
-         "for network in (models.policy, models.critic):",
-         "for network in [torch.nn.ModuleList([x for x in (models.policy, models.critic) if x is not None])]:"),
+         "x.sum() / total", "x.float().mean() / len(list(micro_batches(batch, rows)))"),
         ("divide by the tokens of *all* parts together: a mean over each part, added up, is too large",
-         "loss = losses.sum() / total", "loss = losses.mean()"),
+         "x.sum() / total", "x.float().mean()"),
         ("you divide by rows times columns: pads and the world's tokens are no trained tokens",
          "int(batch[\"mask\"][rows].sum())", "batch[\"mask\"][rows].numel()"),
         ("you divide by the tokens of the whole batch, also of rows that are not in this step",
@@ -561,30 +617,41 @@ EXERCISES = {
         ("you divide by the number of trajectories: the loss is a mean over tokens", "int(batch[\"mask\"][rows].sum())",
          "len(rows)"),
         ("nothing is divided: the loss is a mean over the tokens", "int(batch[\"mask\"][rows].sum())", "1"),
-        ("the gradient of the first step is still there in the second: zero_grad", "    models.optimizer.zero_grad()\n", ""),
-        ("long gradients must be shortened to MAX_GRAD_NORM, each network's on its own",
-         "network.parameters(), MAX_GRAD_NORM", "network.parameters(), 1e9"),
-        ("the critic is not trained", "if models.critic is not None:", "if False:"),
-        ("the critic's loss is not divided as the policy's is", "part[\"ret\"][mask]).sum() / total",
-         "part[\"ret\"][mask]).mean()"),
+        ("the critic is not trained", "losses(part, models, cfg)", "list(losses(part, models, cfg))[:1]"),
+        ("the critic's loss is not divided as the policy's is", "x.sum() / total",
+         "x.float().mean() if name == \"value_loss\" else x.sum() / total"),
+        ("there are no gradients: `backward` is missing", "mean.backward()", "pass"),
+        ("all rows of the batch are in, not the given ones alone", "micro_batches(batch, rows)",
+         "micro_batches(batch, range(len(batch[\"mask\"])))"),
+    ]),
+    "take_step": Exercise("12 the step", 0.5, rm.take_step, step_of, [
+        dict(seed=0, lengths=[0.5, 3.0]), dict(seed=1, lengths=[7.0]), dict(seed=2, lengths=[20.0, 0.5])], [
+        ("both networks were shortened together: each network's gradient is shortened on its own",
+         "filter(None, (models.policy, models.critic))",
+         "[torch.nn.ModuleList(filter(None, (models.policy, models.critic)))]"),
+        ("long gradients must be shortened to MAX_GRAD_NORM, each network's on its own", "network.parameters(), MAX_GRAD_NORM",
+         "network.parameters(), 1e9"),
+        ("the critic's gradient is not shortened", "filter(None, (models.policy, models.critic))", "[models.policy]"),
+        ("the gradient of this step is still there in the next: zero_grad", "    models.optimizer.zero_grad()\n", ""),
+        ("the gradients were set to zero before the step", "    models.optimizer.step()\n    models.optimizer.zero_grad()\n",
+         "    models.optimizer.zero_grad(set_to_none=False)\n    models.optimizer.step()\n"),
         ("the optimizer never steps", "models.optimizer.step()", "pass"),
-        ("the advantages are missing: they weigh every token's gradient", "part[\"adv\"][mask]",
-         "torch.ones(int(mask.sum()))"),
+        ("that is the length of the critic's gradient: the policy's is wanted", "norms[0]", "norms[-1]"),
     ]),
     "settings": Exercise("13 training (the agent must learn)", 1, lambda: dict(SETTINGS), accepted, [{}]),
     "returns": Exercise("14a bug: returns", 0.5, rm.returns, results("R"), [
         dict(trajs=[SimpleNamespace(R=float(i)) for i in range(6)], cfg=settings_of(rollouts=3))],
          [(STILL, *BUGS["returns"])]),
-    "add_ppo_advantages": Exercise("14b bug: add_ppo_advantages", 0.5, rm.add_ppo_advantages, advantages_of, [dict(seed=0)], [
-        (STILL, *BUGS["add_ppo_advantages"]),
+    "compute_advantages": Exercise("14b bug: compute_advantages", 0.5, rm.compute_advantages, advantages_of, [
+        dict(seed=0, algo="ppo", ref=True), dict(seed=1, algo="ppo", ref=False)], [
+        (STILL, *BUGS["compute_advantages"]),
         ("the mean is right now, but the std is still that of all tokens", "adv[mask].std(", "adv.std("),
         ("the std is right now, but the mean is still that of all tokens", "adv[mask].mean()", "adv.mean()"),
-        ("the line is repaired, but the penalty is a negative reward: it is added", "+ penalty", "- penalty"),
-        ("the line was all right: the penalty is a negative reward and is added", *BUGS["add_ppo_advantages"],
-         "+ penalty", "- penalty"),
+        ("the line is repaired, but the penalty is a negative reward: it is added", "] + penalty", "] - penalty"),
+        ("the line was all right: the penalty is a negative reward and is added", *BUGS["compute_advantages"],
+         "] + penalty", "] - penalty"),
     ]),
-    "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, [dict(seed=0, greedy=False), dict(seed=0, greedy=True)],
-                       [(STILL, *BUGS["sample"])]),
+    "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, [dict(seed=0)], [(STILL, *BUGS["sample"])]),
     "take_turn": Exercise("14d bug: take_turn", 0.5, rm.take_turn, play_turn, [
         dict(text="I go . <|im_end|>"), dict(text="I go . </think> <answer> Down </answer> <|im_end|>")],
          [(STILL, *BUGS["take_turn"])]),

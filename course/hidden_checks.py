@@ -77,7 +77,8 @@ def texts():
              "<think>1 < 2 > 0</think> <answer>Left</answer>", "<think>x</think><answer>Left</answer>.",
              "<answer>Up</answer>", "<think>a</answer>b</think><answer>Up</answer>",
                  "<think>x</think><answer>Up||Up||Left||Left||Up||Up</answer>",
-             "<think>x</think><answer>up|| DOWN ||left ||Right</answer>", "<answer>Up</answer><think>x</think>"]
+             "<think>x</think><answer>up|| DOWN ||left ||Right</answer>", "<answer>Up</answer><think>x</think>",
+             "<think>x</think><answer>U p</answer>", "<Think>x</Think><Answer>Up</Answer>"]
     return [*plain, *hostile]
 
 
@@ -106,8 +107,8 @@ CASES = {
                     ("world", [9])])],
     "collate": [dict(episodes=ragged(seed)) for seed in SEEDS]
     + [dict(episodes=[([("world", [3]), ("model", [(0, -1.0)])], 1.0)])],
-    "logps_from_hidden": [dict(seed=seed, temperature=t, c=c, V=V) for seed, t, c, V in (
-        (5, 0.7, 6, 11), (6, 1.0, 1, 3), (7, 2.0, 4, 7))],
+    "token_logps": [dict(seed=seed, temperature=t, lengths=lengths) for seed, t, lengths in (
+        (5, 0.7, [6, 3]), (6, 1.0, [2]), (7, 2.0, [4, 9, 5]))],
     "grpo_advantages": [dict(R=group_returns(seed, P, N), norm=norm) for norm in ("std", "mean")
                         for seed, P, N in ((1, 3, 2), (2, 1, 16), (3, 5, 3), (4, 4, 4))]
     + [dict(R=torch.full((2, n), x)) for n, x in ((2, 0.0), (16, 10.9), (3, -0.1), (6, 5.3))],
@@ -121,12 +122,15 @@ CASES = {
     "policy_loss": [ratios(seed) for seed in SEEDS] + [
         dict(ratio=numbers(1.0), adv=numbers(-1.0), entropy=numbers(0.5), cfg=settings_of(entropy_coef=0.2))],
     "value_loss": [forecasts(seed) for seed in SEEDS],
-    "gradient_step": [dict(seed=seed, lengths=lengths, scale=scale, critic=critic) for seed, lengths, scale, critic in (
-        (11, [6, 2, 9, 3], 0.05, False), (12, [5, 5, 8, 2, 6, 7], 0.2, True), (13, [4, 8, 2], 40.0, True))],
+    "add_gradients": [dict(seed=seed, lengths=lengths, critic=critic) for seed, lengths, critic in (
+        (11, [6, 2, 9, 3], False), (12, [5, 5, 8, 2, 6, 7], True), (13, [4, 8, 2], True))],
+    "take_step": [dict(seed=seed, lengths=lengths) for seed, lengths in (
+        (11, [0.3]), (12, [0.9, 4.0]), (13, [50.0, 60.0]), (14, [1.0, 1.5]))],
     "settings": [],
     "returns": [dict(trajs=[SimpleNamespace(R=0.5 * i * i) for i in range(12)], cfg=settings_of(rollouts=4))],
-    "sample": [dict(seed=seed, greedy=greedy) for seed in SEEDS for greedy in (True, False)],
-    "add_ppo_advantages": [dict(seed=seed) for seed in SEEDS],
+    "sample": [dict(seed=seed) for seed in SEEDS],
+    "compute_advantages": [dict(seed=seed, algo=algo, ref=ref) for seed in (11, 12) for algo in ("ppo", "grpo")
+                           for ref in (True, False)],
     "take_turn": [dict(text="Hm . </think> <answer> Up || Left </answer> <|im_end|>"),
         dict(text="I go . </think> <answer> Down", tokens=5)],
     "paradox": [],
