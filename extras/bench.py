@@ -1,0 +1,362 @@
+"""How long does an iteration take, ours against what a student would write: `model.generate` for every turn over the
+whole history, then padded updates on logits of every token, old log-probs from a pass of their own.
+
+    python extras/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--rounds n]
+    python extras/bench.py --growth         how time grows with P*N and with the number of turns
+    python extras/bench.py --turns          the rollout of five and of ten turns alone, for large models
+    python extras/bench.py --agree          by how much the fast paths differ from the plain ones
+    python extras/bench.py --activations    memory a token of the backward pass: which model fits on which card?
+
+Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, on the CPU, in one
+process, taking turns; they sample different answers, hence also the time per token. Peak memory: resident set of a
+process that does one side's work alone (Linux). A model folder called frozenlake_sft was trained on other texts than
+ours: it gets those. No test asserts a time.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+import transformers
+from torch.nn.utils.rnn import pad_sequence
+
+import envs
+import ragen_mini as rm
+
+FIRST_SEED = len(envs.EVAL_SEEDS)  # lower ones are for evaluation
+
+
+# ------------------------------------------------------------------------------------- what a student would write
+@torch.no_grad()
+def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectories
+    """Every turn reads the whole history again. how: of `generate`; by default it samples."""
+    how = how or dict(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+    torch.manual_seed(dice_seed)
+    ends = [rm.encode(tok, cfg.first_tag, ".", after_answer=True)[0]]
+    if tok.eos_token_id is not None:
+        ends.append(tok.eos_token_id)
+    trajs = []
+    for group, seed in enumerate(seeds):
+        for episode in range(cfg.rollouts):
+            trajs.append(rm.begin(cfg.env, seed, episode, group, tok, cfg))
+    live = trajs
+    while live:
+        ids, seen = padded_on_the_left(live, tok, policy.device)
+        written = policy.generate(input_ids=ids, attention_mask=seen, max_new_tokens=cfg.max_new_tokens,
+                                  pad_token_id=tok.pad_token_id, eos_token_id=ends, **how)
+        answers = written[:, ids.shape[1]:].tolist()
+        for traj, answer in zip(live, answers):
+            for token in answer:
+                traj.append([token], True)
+                if token in ends:  # what follows is padding
+                    break
+            rm.take_turn(traj, tok, cfg, ends)
+        live = [traj for traj in live if not traj.done]
+    return trajs
+
+
+def padded_on_the_left(trajs, tok, device):  # generate writes on the right -> ids, seen: (b,T)
+    width = max(len(traj.ids) for traj in trajs)
+    ids, seen = [], []
+    for traj in trajs:
+        pads = width - len(traj.ids)
+        ids.append([tok.pad_token_id] * pads + traj.ids)
+        seen.append([0] * pads + [1] * len(traj.ids))
+    return torch.tensor(ids, device=device), torch.tensor(seen, device=device)
+
+
+def student_update(trajs, policy, optimizer, cfg):
+    R = rm.returns(trajs, cfg)
+    advantage = rm.grpo_advantages(R).flatten()
+    parts = []
+    for rows in torch.randperm(len(trajs)).split(cfg.update_size):
+        some = [trajs[row] for row in rows]
+        batch = rm.collate(some, "cpu")
+        seen = [torch.ones(len(traj.ids) - 1, dtype=torch.long) for traj in some]
+        batch["seen"] = pad_sequence(seen, batch_first=True)
+        with torch.no_grad():
+            old_logp = student_logps(policy, batch)
+        parts.append((batch, advantage[rows, None], old_logp))
+    for batch, A, old_logp in parts:
+        ratio = (student_logps(policy, batch) - old_logp).exp()
+        clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)
+        loss = -torch.min(ratio * A, clipped * A)
+        loss = (loss * batch["mask"]).sum() / batch["mask"].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), rm.MAX_GRAD_NORM)
+        optimizer.step()
+
+
+def student_logps(policy, batch):  # -> (B,T-1)
+    logits = policy(input_ids=batch["inputs"], attention_mask=batch["seen"]).logits
+    logp = logits.log_softmax(-1)
+    return logp.gather(2, batch["targets"][:, :, None]).squeeze(2)
+
+
+# --------------------------------------------------------------------------------------------- side by side
+SYSTEM = "<|im_start|>system\nYou are solving the FrozenLake puzzle. Avoid the holes and go to the target.<|im_end|>\n"
+
+
+def speak_like_frozenlake_sft(tok):
+    """It knows one system message and no instructions, and counts its actions without "You have"."""
+    message = rm.message
+
+    def shorter(*args):
+        return message(*args).replace("You have ", "")
+    rm.message = shorter
+    tok.chat_template = SYSTEM + (rm.TINY / "chat_template.jinja").read_text()
+
+
+def load(args):  # -> models with learning rate 0, cfg
+    cfg = rm.Config(env=args.env, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, lr=0.0,
+                    prompts=args.prompts, rollouts=args.rollouts, max_new_tokens=args.max_new_tokens)
+    models = rm.load_models(cfg)
+    torch.set_num_threads(args.threads)  # load_models wants one for small models
+    models.policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of its maker
+    if "frozenlake_sft" in args.model:
+        speak_like_frozenlake_sft(models.tok)
+    return models, cfg
+
+
+def our_rollout(models, cfg, seeds, dice_seed):
+    return rm.rollout(models, cfg.env, seeds, cfg.rollouts, cfg, dice_seed)
+
+
+def our_update(trajs, models, cfg, seed):
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    rm.updates(batch, models, cfg, seed)
+
+
+def iteration(side, models, cfg, i):  # -> seconds of the rollout, of the update; tokens written
+    first = FIRST_SEED + i * cfg.prompts
+    seeds = range(first, first + cfg.prompts)
+    start = time.perf_counter()
+    if side == "ours":
+        trajs = our_rollout(models, cfg, seeds, i)
+        middle = time.perf_counter()
+        our_update(trajs, models, cfg, i)
+    else:
+        trajs = student_rollout(models.policy, models.tok, cfg, seeds, i)
+        middle = time.perf_counter()
+        student_update(trajs, models.policy, models.optimizer, cfg)
+    end = time.perf_counter()
+    return middle - start, end - middle, sum(sum(traj.mask) for traj in trajs)
+
+
+def compare(args):
+    models, cfg = load(args)
+    times = {"ours": [], "generate": []}
+    for i in range(args.rounds + 1):  # the first round warms up
+        order = ["ours", "generate"]
+        if i % 2 == 0:  # taking turns at going first
+            order.reverse()
+        for side in order:
+            times[side].append(iteration(side, models, cfg, i))
+    each = {}
+    for side, rows in times.items():
+        rollout, update, tokens = np.array(rows[1:]).T
+        total = rollout + update
+        each[side] = dict(iteration=total, rollout=rollout, update=update) | {"per token": total / tokens}
+        medians = {name: np.median(column) for name, column in each[side].items()}
+        print(f"{side:9} {medians['iteration']:6.2f} s an iteration = "
+              f"rollout {medians['rollout']:.2f} + update {medians['update']:.2f}; "
+              f"{np.median(tokens):.0f} tokens, {np.median(tokens / rollout):.0f} tokens/s in the rollout, "
+              f"{1e6 * medians['per token']:.0f} ms per 1,000 tokens; peak {memory_of(side)} MiB", flush=True)
+    for name, ours in each["ours"].items():
+        ratio = ours / each["generate"][name]
+        rounds = f"of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f}"
+        print(f"ours / generate, {name:9} {np.median(ratio):.2f}  ({rounds})")
+
+
+def memory_of(side):  # -> peak in MiB of a process that only does its side's work
+    command = [sys.executable, __file__, *sys.argv[1:], "--memory-of", side]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return found.stdout.strip()
+
+
+def peak_memory(args):  # what that process does
+    models, cfg = load(args)
+    for i in range(2):
+        iteration(args.memory_of, models, cfg, i)
+    status = Path("/proc/self/status").read_text()  # Linux
+    peak = re.search(r"VmHWM:\s+(\d+)", status)
+    print(int(peak[1]) // 1024)
+
+
+# --------------------------------------------------------------------------------------------------- growth
+ENCODE = rm.encode
+
+
+def write_to_the_limit(tok):
+    """From now on nothing ends an answer: it has exactly max_new_tokens and is invalid, every episode lasts to its last
+    turn. The core has no such option, so `encode` is replaced here."""
+    rm.encode = without_end_of_turn
+    tok.eos_token = None
+
+
+def write_as_usual(tok, eos):
+    rm.encode = ENCODE
+    tok.eos_token = eos
+
+
+def without_end_of_turn(tok, first_tag, text, after_answer=False):
+    """"." is how a rollout asks for the token that ends a turn; there is none."""
+    if text == ".":
+        return [-1]
+    return ENCODE(tok, first_tag, text, after_answer)
+
+
+def growth(args):
+    models, cfg = load(args)
+    eos = models.tok.eos_token
+    sizes = [args.prompts * 2 ** i // 8 for i in range(6)]
+    settings_by_size = [(prompts, 5) for prompts in sizes if prompts]
+    by_turns = [(args.prompts, turns) for turns in (1, 2, 5, 10)]
+    write_to_the_limit(models.tok)
+    measure_growth("full length", "ours", settings_by_size, models, cfg, args)
+    measure_growth("full length", "ours", by_turns, models, cfg, args)
+    measure_growth("full length", "generate", by_turns[2:], models, cfg, args)
+    write_as_usual(models.tok, eos)
+    measure_growth("real episodes", "ours", by_turns, models, cfg, args)
+
+
+def measure_growth(title, side, settings, models, cfg, args):
+    for cfg.prompts, cfg.max_turns in settings:
+        rows = []
+        for i in range(args.rounds + 1):
+            seconds = iteration(side, models, cfg, i)[:2]
+            rows.append(seconds)
+        rollout, update = np.median(rows[1:], axis=0)  # the first one warms up
+        print(f"{title}, {side}: {cfg.prompts * cfg.rollouts} trajectories, {cfg.max_turns} turns of "
+              f"{cfg.max_new_tokens} tokens: rollout {rollout:.2f} s, update {update:.2f} s", flush=True)
+
+
+def turns(args):
+    """The rollout alone: a large model's updates would take minutes."""
+    models, cfg = load(args)
+    write_to_the_limit(models.tok)
+    for cfg.max_turns in (5, 10):
+        seconds = []
+        for i in range(args.rounds + 1):
+            start = time.perf_counter()
+            trajs = our_rollout(models, cfg, range(1000, 1000 + cfg.prompts), i)
+            seconds.append(time.perf_counter() - start)
+        written = np.mean([sum(traj.mask) for traj in trajs])
+        read = np.mean([len(traj.ids) for traj in trajs])
+        print(f"full length, ours: {len(trajs)} trajectories, {cfg.max_turns} turns of {cfg.max_new_tokens} tokens: "
+              f"rollout {np.median(seconds[1:]):.2f} s; {written:.0f} tokens written, {read:.0f} in all", flush=True)
+
+
+# ------------------------------------------------------------------------------------------ fast against plain
+def gradient(trajs, models, cfg):  # -> of the GRPO loss on all trajectories at once, shortened to MAX_GRAD_NORM
+    seen = []
+
+    class Catch(torch.optim.SGD):
+        def step(self):
+            all_grads = [weight.grad.flatten() for weight in models.policy.parameters()]
+            seen.append(torch.cat(all_grads))
+    cfg.update_size = len(trajs)
+    models.optimizer = Catch(models.policy.parameters(), lr=0.0)
+    our_update(trajs, models, cfg, 0)
+    return seen[0]
+
+
+def largest(one, other):
+    return (one - other).abs().max().item()
+
+
+@torch.no_grad()
+def differences(traj, policy, cfg):  # -> of one trajectory: cached, plain, chunked (see `agree`)
+    batch = rm.collate([traj], "cpu")
+    mask = batch["mask"]
+    logp_of_all = policy(input_ids=batch["inputs"]).logits[mask].log_softmax(-1)
+    targets = batch["targets"][mask]
+    logp = logp_of_all.gather(1, targets[:, None])[:, 0]
+    entropy = torch.distributions.Categorical(logits=logp_of_all).entropy()
+    whole_logp, whole_entropy = rm.token_logps(policy, batch, cfg)
+    full = rm.CHUNK_LOGITS
+    rm.CHUNK_LOGITS = 64 * policy.config.vocab_size
+    chunked_logp, chunked_entropy = rm.token_logps(policy, batch, cfg)
+    rm.CHUNK_LOGITS = full
+    cached = largest(logp, batch["old_logp"][mask])
+    plain = max(largest(logp, whole_logp), largest(entropy, whole_entropy))
+    chunked = max(largest(whole_logp, chunked_logp), largest(whole_entropy, chunked_entropy))
+    return cached, plain, chunked
+
+
+def agree(args):
+    """The fast paths against the plain ones, on real answers of the model."""
+    models, cfg = load(args)
+    trajs = our_rollout(models, cfg, range(FIRST_SEED, FIRST_SEED + cfg.prompts), 0)
+    found = [differences(traj, models.policy, cfg) for traj in trajs]
+    cached, plain, chunked = np.max(found, axis=0)
+    micro = gradient(trajs, models, cfg)
+    rm.MICRO_TOKENS, rm.CHUNK_LOGITS = 10 ** 9, 10 ** 12
+    whole = gradient(trajs, models, cfg)
+    tokens = sum(sum(traj.mask) for traj in trajs)
+    print(f"largest differences over {tokens} tokens: "
+          f"log-probs of the cached rollout and of a fresh pass {cached:.1e}; log-probs and entropies of trained tokens only and of all {plain:.1e}; in chunks of 64 tokens and whole "
+          f"{chunked:.1e}; gradient by micro-batches and whole {largest(micro, whole):.1e} "
+          f"(its largest entry {whole.abs().max():.1e})")
+
+
+def activations(args):
+    """Bytes a token that the forward pass keeps for the backward one, under bf16 autocast, random weights: the slope
+    between 128 and 256 tokens, in which the bf16 copies of the weights cancel."""
+    shapes = {
+        "SmolLM2-135M": transformers.LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                                                 num_attention_heads=9, num_key_value_heads=3),
+        "Qwen2.5-0.5B": transformers.Qwen2Config(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                                                 num_attention_heads=14, num_key_value_heads=2)}
+    for name, config in shapes.items():
+        config.vocab_size = 1000  # the logits are counted apart
+        body = transformers.AutoModel.from_config(config)
+        slope = (bytes_kept(body, 256) - bytes_kept(body, 128)) / 128
+        print(f"{name}: {slope / 1e6:.2f} MB a token")
+
+
+def bytes_kept(body, T):
+    storages = {}
+
+    def pack(x):
+        storage = x.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    def unpack(x):
+        return x
+    ids = torch.randint(1000, (1, T))
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        hidden = body(input_ids=ids, use_cache=False)  # held, or its storages would be used again
+    return sum(storages.values())
+
+
+def main():
+    parser = argparse.ArgumentParser("bench.py", description=__doc__.partition("\n\n")[0])
+    for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16),
+                          ("max-new-tokens", 32), ("rounds", 10), ("threads", 2), ("memory-of", "")):
+        parser.add_argument("--" + name, type=type(default), default=default)
+    modes = (growth, turns, agree, activations)
+    for mode in modes:
+        parser.add_argument("--" + mode.__name__, action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.memory_of:
+        return peak_memory(args)
+    for mode in modes:
+        if getattr(args, mode.__name__):
+            return mode(args)
+    compare(args)
+
+
+if __name__ == "__main__":
+    main()

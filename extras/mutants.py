@@ -1,0 +1,195 @@
+"""Wrong programs that run without a word: is each one caught by a quick test?
+
+    python extras/mutants.py            all of them, and writes figures/mutants.txt; some twenty minutes
+    python extras/mutants.py gae        those whose name contains "gae"; writes nothing
+
+Most of these bugs still reach a success of 1.00 on an easy world, so that a good curve says nothing. Each mutant is the
+program with one piece replaced, in a copy of the project in which the tests of the method run until one fails.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT = ROOT / "figures" / "mutants.txt"
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "course", "*.png", "*.gz")
+CORE = ["tests/test_by_hand.py", "tests/test_algo.py", "tests/test_rollout.py", "tests/test_models.py"]
+TESTS = {  # a mutant of this file must be caught by one of these
+    "ragen_mini.py": CORE,
+    "envs.py": ["tests/test_by_hand.py", "tests/test_envs.py"],
+    "plots.py": ["tests/test_by_hand.py"],
+    "extras/torchrun.py": ["tests/test_torchrun.py"],
+    "extras/check_model.py": ["tests/test_models.py"],
+}
+MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there instead
+    "ragen_mini.py": [
+        # an episode
+        ("environment tokens are trained", "self.mask += [sampled]", "self.mask += [sampled or len(self.mask) > 0]"),
+        ("different states in a group", "append(begin(name, seed, episode,",
+         "append(begin(name, seed + episode, episode,"),
+        ("dice shared in a group", "append(begin(name, seed, episode,", "append(begin(name, seed, 0,"),
+        ("a parser that takes text behind the answer", "SHAPE.fullmatch(text)", "SHAPE.match(text)"),
+        ("the budget of actions is overrun", "if traj.actions_left == 0 or env.over:", "if env.over:"),
+        ("only the last action's reward counts", "reward += gained", "reward = gained"),
+        ("the reward is on the answer's first token", "traj.reward[-1] =", "traj.reward[traj.answer_start] ="),
+        ("the message tells all actions as left",
+         "message(env, cfg, traj.actions_left, ", "message(env, cfg, cfg.max_actions, "),
+        ("what is said is judged after the move", "= reward + bonus", "= reward + env.bonus(turn)"),
+        ("the bonus is told to the model", "message(env, cfg, traj.actions_left, reward)",
+         'message(env, cfg, traj.actions_left, turn["reward"])'),
+        ("the end of turn stands there twice", "following = following[1:]", "following = following[0:]"),
+        ("the end of turn is not trained", "    actions = parse_answer(text,",
+         "    traj.mask[-1] = traj.ids[-1] not in ends\n    actions = parse_answer(text,"),
+        # the rollout
+        ("greedy sampling", "torch.multinomial(logp.exp(), 1, generator=generator)", "logp.argmax(1, keepdim=True)"),
+        ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
+         "output.logits[:, -1].float()"),
+        ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
+        ("a boolean attention mask", "unseen = later * torch.finfo(torch.float32).min", "unseen = ~later"),
+        ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),
+        ("the rollout keeps its graph", "@torch.no_grad()\ndef rollout(", "def rollout("),
+        # filter, advantages
+        ("returns of the first groups, not of the kept", "compute_advantages(chosen, R[kept],",
+         "compute_advantages(chosen, R[:len(kept)],"),
+        ("the filter keeps the lowest std", "argsort(descending=True, stable=True)", "argsort(stable=True)"),
+        ("the filter sees normalised returns", "U = R.std(dim=1, correction=0)",
+         "U = grpo_advantages(R).std(dim=1, correction=0)"),
+        ("gae counts the environment's tokens as steps", "torch.where(ours, value[:, t], next_value)", "value[:, t]"),
+        ("gae discounts the environment's tokens", "gamma * lam * next_advantage, next_advantage)",
+         "gamma * lam * next_advantage, gamma * lam * next_advantage)"),
+        ("critic without squeeze", ".float().squeeze(-1)", ".float()"),
+        ("value target A - V", "(advantage + value) * mask", "(advantage - value) * mask"),
+        ("whitening over all tokens", "adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)",
+         "adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)"),
+        ("the advantage is shifted by one token", 'batch["adv"] = adv * mask', 'batch["adv"] = adv.roll(1, 1) * mask'),
+        ("sign of KL", "penalty = -cfg.kl_coef", "penalty = cfg.kl_coef"),
+        ("KL penalty only of the token itself", "penalty.flip(1).cumsum(1).flip(1)", "penalty"),
+        ("the reference is the policy itself", "ref = copy.deepcopy(policy).requires_grad_(False)", "ref = policy"),
+        ("the reference reads at temperature 1", "token_logps(models.ref, part, cfg)",
+         "token_logps(models.ref, part, replace(cfg, temperature=1.0))"),
+        ("GRPO over the batch", "R - R.mean(dim=1, keepdim=True)", "R - R.mean()"),
+        ("GRPO by the std of the batch", "std = R.std(dim=1, keepdim=True)", "std = R.std() + 0 * R"),
+        ("GRPO over the wrong dimension", "R - R.mean(dim=1, keepdim=True)", "R - R.mean(dim=0, keepdim=True)"),
+        ("GRPO with the population std", "std = R.std(dim=1, keepdim=True)",
+         "std = R.std(dim=1, keepdim=True, correction=0)"),
+        # losses
+        ("targets not shifted", '"targets": [traj.ids[1:] for', '"targets": [traj.ids[:-1] for'),
+        ("mask not shifted", "getattr(traj, name)[1:]", 'getattr(traj, name)[name != "mask":][:len(traj.ids) - 1]'),
+        ("temperature forgotten in the update", "(head(hidden).float() / cfg.temperature)", "head(hidden).float()"),
+        ("ratio without exp", "ratio = (logp - old_logp).exp()", "ratio = 1 + logp - old_logp"),
+        ("no clipping", "ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)", "ratio"),
+        ("symmetric clip", "1 + cfg.clip_high)", "1 + cfg.clip_low)"),
+        ("max for min", "-torch.min(unclipped, clipped)", "-torch.max(unclipped, clipped)"),
+        ("sign of the loss", "-torch.min(unclipped, clipped)", "torch.min(unclipped, clipped)"),
+        ("sign of entropy", "- cfg.entropy_coef * entropy", "+ cfg.entropy_coef * entropy"),
+        ("value loss not clipped", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)", "(value - ret) ** 2"),
+        ("value loss by the better error", "torch.max((value - ret) ** 2", "torch.min((value - ret) ** 2"),
+        # updates
+        ("no shuffling", 'torch.randperm(len(batch["mask"]), generator=shuffler)', 'torch.arange(len(batch["mask"]))'),
+        ("one order for all epochs", "generator=shuffler)", "generator=torch.Generator().manual_seed(seed))"),
+        ("the last, smaller minibatch is dropped", "in order.split(cfg.update_size):",
+         "in order[:len(order) // cfg.update_size * cfg.update_size].split(cfg.update_size):"),
+        ("no zero_grad", "    models.optimizer.zero_grad()\n", ""),
+        ("mean over the grid", 'int(batch["mask"][rows].sum())', 'batch["mask"][rows].numel()'),
+        ("mean over each micro-batch", "mean = x.sum() / total", "mean = x.float().mean()"),
+        ("clip_fraction per part", "+ mean.item()", "+ x.float().mean().item()"),
+        ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
+        # iterations
+        ("the run's seed is ignored", "default_rng([cfg.seed, i])", "default_rng([0, i])"),
+        ("slices of --online-k share a seed", "sampling_seed + k * cfg.prompts)", "sampling_seed)"),
+        ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == k", "traj.group % cfg.online_k == k"),
+        # evaluation, log
+        ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
+        ("evaluation of the last part alone", "trajs += play(", "trajs = play("),
+        ("success is a return above 0 in an evaluation", "sum(traj.success for", "sum(traj.R > 0 for"),
+        ("interval of another number of episodes", "envs.interval(p, len(trajs))", "envs.interval(p, 128)"),
+        ("yardsticks of a horizon that turns forbid", "min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)",
+         "cfg.max_actions"),
+        ("kl over the grid", 'batch["kl"][batch["mask"]].mean()', 'batch["kl"].mean()'),
+    ],
+    "plots.py": [
+        ("success is a return above 0 in the log", "fmean(traj.success for", "fmean(traj.R > 0 for"),
+        ("reward_std over prompts", "R.std(1, correction=0)", "R.std(0, correction=0)"),
+        ("entropy per episode",
+         "sum(traj.entropy for traj in trajs) / tokens", "fmean(traj.entropy for traj in trajs)"),
+        ("grad_norm_max is a mean", 'max(step["grad_norm"] for', 'fmean(step["grad_norm"] for'),
+        ("length of answers per turn", "tokens / len(trajs)", "tokens / len(turns)"),
+        ("thoughts are counted once each", "for thought in thoughts)", "for thought in set(thoughts))"),
+    ],
+    "envs.py": [
+        ("yardsticks of one action less", "for left in range(horizon + 1)]", "for left in (0, *range(horizon))]"),
+        ("held-out levels are trained on", "held_out == (seed in EVAL_SEEDS)", "True"),
+    ],
+    "extras/torchrun.py": [
+        ("every process takes every row", "mine = rows[RANK::PROCESSES]", "mine = rows"),
+        ("gradients are not added up", "dist.all_reduce(weight.grad)", "pass"),
+        ("each process divides by its own tokens", 'total = int(batch["mask"][rows].sum())', "total = None"),
+        ("the same dice in all processes", "sampling_seed + RANK", "sampling_seed"),
+    ],
+    "extras/check_model.py": [
+        ("a recurrent model is accepted", "need(cache.layers,", "need(True,"),
+    ],
+}
+
+
+def misplaced(project):  # -> lines: patterns that do not stand in their file exactly once
+    errors = []
+    for file, mutants in MUTANTS.items():
+        text = Path(project, file).read_text()
+        for name, old, _ in mutants:
+            times = text.count(old)
+            if times != 1:
+                errors.append(f"{name}: {old!r} stands {times} times in {file}")
+    return errors
+
+
+def killer(project, file, old, new):  # -> the test that failed, or None: it survives
+    program = Path(project, file)
+    text = program.read_text()
+    program.write_text(text.replace(old, new))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS[file]]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    program.write_text(text)
+    for line in done.stdout.splitlines():
+        if line.startswith("FAILED"):
+            return line.split("::")[1].split(" ")[0]
+    if done.returncode:  # not even that: the program could not be imported, say
+        sys.exit(f"{old!r} in {file}: the tests could not run\n{done.stdout[-500:]}")
+
+
+def commit():
+    def git(*args):
+        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    changed = git("status", "--porcelain", "--", ".", ":!figures")
+    return git("rev-parse", "--short", "HEAD") + (" + changes" if changed else "")
+
+
+def main(wanted):
+    errors = misplaced(ROOT)
+    if errors:
+        sys.exit("\n".join(errors))
+    lines = [f"python extras/mutants.py, commit {commit()}: which test fails first where the program is wrong?"]
+    alive = 0
+    with tempfile.TemporaryDirectory() as folder:
+        project = shutil.copytree(ROOT, Path(folder, "project"), ignore=LEFT_OUT)
+        for file, mutants in MUTANTS.items():
+            for name, old, new in mutants:
+                if wanted in name:
+                    test = killer(project, file, old, new)
+                    alive += test is None
+                    lines.append(f"{name}: caught by {test}" if test else f"{name}: SURVIVES")
+                    print(lines[-1], flush=True)
+    lines.append(f"{len(lines) - 1} mutants, {alive} survive")
+    print(lines[-1])
+    if not wanted:  # all at once, so that the file is never half of one
+        new_report = REPORT.with_suffix(".new")
+        new_report.write_text("\n".join(lines) + "\n")
+        os.replace(new_report, REPORT)
+    return alive
+
+
+if __name__ == "__main__":
+    sys.exit(main(" ".join(sys.argv[1:])) > 0)
