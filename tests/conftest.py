@@ -1,5 +1,6 @@
 """A random two-layer Llama on `tiny`'s tokenizer, and policies that say what a test wants. Nothing is downloaded."""
 import gc
+import json
 import os
 import shutil
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 os.environ |= {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # no network, no window
-os.environ["OMP_NUM_THREADS"] = "1"  # so small models gain nothing from more, and threads that wait for a busy core lose much
+# Such small models gain nothing from more, and threads that wait for a busy core lose much.
+os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -33,14 +35,7 @@ def pictures():
 def _pictures(request, monkeypatch):
     """Drawing takes longer than a small run: elsewhere an empty file will do."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(plots, "draw", lambda title, panels, out, *rest, **named: Path(out).touch() or out)
-
-
-@pytest.fixture(autouse=True)
-def _start_check(request, monkeypatch):
-    """A twentieth of a second for every model that is loaded: where it is not the question it is left out."""
-    if request.module.__name__ not in ("test_models", "slow_gpu"):
-        monkeypatch.setattr(ragen_mini, "check_short_cuts", lambda *rest: None)
+        monkeypatch.setattr(plots, "dashboard", lambda runs, out, *rest, **named: Path(out).touch() or out)
 
 
 def random_llama(vocab, sharpen=12, **options):
@@ -71,6 +66,22 @@ def save(path, *parts):
     return str(path)
 
 
+def equal(a, b):  # numbers, tensors, and dictionaries of them
+    if torch.is_tensor(a):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    return a == b
+
+
+def rows_of(out):  # of the log of a run
+    return [json.loads(line) for line in Path(out, "log.jsonl").read_text().splitlines()]
+
+
+def untimed(rows):  # what is the same whenever the run is repeated
+    return [{key: x for key, x in row.items() if not key.startswith("seconds")} for row in rows]
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A copy of the embedded model that does not go by its name: for everything that reads and writes folders."""
@@ -89,14 +100,21 @@ def cfg(folder):
 
 class Scripted(torch.nn.Module):
     """A policy whose answers are given: answers[k] in turn k (the last one again from then on), to every row alike."""
-    generation_config = SimpleNamespace(eos_token_id=None)
 
     def __init__(self, answers, vocab):
         super().__init__()
-        self.answers, self.vocab, self.turn = answers, vocab, -1
+        self.answers = answers
+        self.vocab = vocab
+        self.turn = -1
+        self.t = 0  # token of the answer
 
-    def forward(self, input_ids, **kwargs):
-        self.turn, self.t = (self.turn + 1, 0) if input_ids.shape[1] > 1 else (self.turn, self.t + 1)
+    def forward(self, input_ids, past_key_values, **kwargs):
+        keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 1)
+        past_key_values.update(keys, keys, 0)  # it remembers nothing, but a cache wants to be filled
+        self.t += 1
+        if input_ids.shape[1] > 1:  # a message
+            self.turn += 1
+            self.t = 0
         answer = self.answers[min(self.turn, len(self.answers) - 1)]
         logits = torch.zeros(len(input_ids), 1, self.vocab)
         logits[:, :, answer[self.t % len(answer)]] = 50.0
@@ -104,12 +122,10 @@ class Scripted(torch.nn.Module):
 
 
 @pytest.fixture
-def play(monkeypatch, tok):
+def play(tok):
     """play(texts, name, seeds, cfg) -> trajectories in which every turn was answered with the given texts."""
-    def run(texts, name, seeds, cfg, n=1, tok=tok, ends=None):
+    def run(texts, name, seeds, cfg, n=1, tok=tok):
         answers = [text if isinstance(text, list) else tok(text + "<|im_end|>").input_ids for text in texts]
-        policy = Scripted(answers, len(tok))
-        if ends is not None:
-            policy.generation_config = ends
-        return ragen_mini.rollout(policy, tok, name, seeds, n, cfg, 0, 1.0)
+        models = SimpleNamespace(policy=Scripted(answers, len(tok)), tok=tok)
+        return ragen_mini.rollout(models, name, seeds, n, cfg, 0)
     return run

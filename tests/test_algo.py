@@ -1,7 +1,8 @@
 """Advantages, filter, losses and per-token quantities, against slow loops, hand-worked numbers and torch's own."""
 import copy
-import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import envs
 import ragen_mini as rm
-from conftest import random_llama
+from conftest import equal, random_llama
 
 
 def config(**options):
@@ -45,14 +46,15 @@ def test_gae_is_the_double_loop_over_the_models_tokens(gamma, lam):
 def test_the_example_of_the_docstrings():
     """Two messages, two answers: the tables of collate and gae."""
     traj = rm.Trajectory(None, 0, 10)
-    traj.add_message([1, 2])
-    traj.add_sampled(11, -0.5)
-    traj.add_sampled(12, -0.5)
-    traj.add_message([3])
-    traj.add_sampled(13, -0.5)
+    traj.append([1, 2], sampled=False)
+    traj.append([11], True, -0.5)
+    traj.append([12], True, -0.5)
+    traj.append([3], sampled=False)
+    traj.append([13], True, -0.5)
     traj.reward[-1] = 1.0
     batch = rm.collate([traj], "cpu")
     assert batch["inputs"].tolist() == [[1, 2, 11, 12, 3]] and batch["targets"].tolist() == [[2, 11, 12, 3, 13]]
+    assert batch["old_logp"].tolist() == [[0, -0.5, -0.5, 0, -0.5]]
     assert batch["mask"].int().tolist() == [[0, 1, 1, 0, 1]] and batch["reward"].tolist() == [[0, 0, 0, 0, 1]]
     adv, ret = rm.gae(batch["reward"], torch.tensor([[9, 0.2, 0.3, 9, 0.6]]), batch["mask"], 1.0, 1.0)
     assert adv[0].tolist() == pytest.approx([0, 0.8, 0.7, 0, 0.4]) and ret[0].tolist() == pytest.approx([0, 1, 1, 0, 1])
@@ -163,7 +165,8 @@ def played(llama, tok):
     validly, so the returns are dealt out."""
     trajs = []
     for group, max_turns in enumerate((4, 2)):
-        trajs += rm.rollout(llama, tok, "frozenlake", [300 + group], 4, config(max_turns=max_turns), group, 1.0)
+        players = SimpleNamespace(policy=llama, tok=tok)
+        trajs += rm.rollout(players, "frozenlake", [300 + group], 4, config(max_turns=max_turns), group)
     for k, (traj, bonus) in enumerate(zip(trajs, [0, 0, 0, 1, 0.3, 2, 0, 0.3])):
         traj.group = k // 4
         traj.reward[-1] += bonus
@@ -229,8 +232,8 @@ def test_chunks_change_neither_values_nor_gradient(llama, cfg, trajs, monkeypatc
 def test_cached_rollout_against_a_fresh_full_forward(tok, cfg, heads):
     """Rows end their turns at different tokens, read observations of different lengths, leave the batch."""
     llama = random_llama(len(tok), num_key_value_heads=heads, tie_word_embeddings=True)
-    cfg.max_new_tokens = 24
-    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 4, cfg, 0, 1.5)
+    cfg.max_new_tokens, cfg.temperature = 24, 1.5
+    trajs = rm.rollout(SimpleNamespace(policy=llama, tok=tok), "frozenlake", [300, 301, 302], 4, cfg, 0)
     assert len({turn["tokens"] for traj in trajs for turn in traj.turns}) > 2, "else the test shows nothing"
     for traj in trajs:
         with torch.no_grad():
@@ -252,7 +255,7 @@ def test_micro_batches_cover_every_row_once_and_bound_the_padding(trajs, monkeyp
 
 
 # ------------------------------------------------------------------------------ the gradient of a whole update
-def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the optimizer was given in every step
+def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the optimizer was given in every step; batch
     seen = []
 
     class Spy(torch.optim.SGD):
@@ -308,9 +311,94 @@ def test_better_episodes_become_likelier(models, cfg, trajs):
     cfg.rollouts, cfg.algo, cfg.update_size, models.critic = 4, "grpo", len(trajs), None
     models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    before = (batch["adv"] * rm.grid_logps(models.policy, batch, cfg)).sum()
+    def objective():
+        return (batch["adv"] * rm.on_grid(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)).sum()
+    before = objective()
     rm.updates(batch, models, cfg, 0)
-    assert (batch["adv"] * rm.grid_logps(models.policy, batch, cfg)).sum() > before + 0.01
+    assert objective() > before + 0.01
+
+
+def test_log_ratio_is_0_before_the_first_step_and_then_what_plain_passes_say(models, cfg, trajs):
+    cfg.algo, cfg.rollouts, cfg.update_size, cfg.epochs, models.critic = "grpo", 4, len(trajs), 2, None
+    models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    first, second = rm.updates(batch, models, cfg, 0)
+    assert first["log_ratio"] < 1e-5
+    start = copy.deepcopy(models.policy.state_dict())
+    alone, = rm.updates(batch, models, replace(cfg, epochs=1), 0)  # its log_ratio is of `start`
+    models.policy.load_state_dict(start)
+    gaps = []
+    for traj in trajs:
+        logits, tokens = full_logits(models.policy, traj)
+        logp = torch.distributions.Categorical(logits=logits).log_prob(tokens)
+        gaps += (logp - torch.tensor(traj.old_logp)[torch.tensor(traj.mask)]).abs().tolist()
+    assert alone["log_ratio"] == pytest.approx(np.mean(gaps), rel=1e-3) and second["log_ratio"] > 1e-3
+
+
+def gradients(models):
+    found = [weight.grad.flatten() for weight in models.policy.parameters()]
+    models.optimizer.zero_grad()
+    return torch.cat(found)
+
+
+def test_gradients_of_shares_add_up_if_all_divide_by_the_tokens_of_the_whole(models, cfg, trajs):
+    """As when several processes share an update: each has some of the rows, and `total` is of all of them."""
+    cfg.algo, cfg.rollouts, models.critic = "grpo", 4, None
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    rm.add_gradients(batch, range(8), models, cfg)
+    whole = gradients(models)
+    total = int(batch["mask"].sum())
+    for rows in ([0, 5, 6], [1, 2, 3, 4, 7]):
+        rm.add_gradients(batch, rows, models, cfg, total)
+    assert whole.abs().max() > 1e-4 and torch.allclose(gradients(models), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_step_shortens_each_gradient_on_its_own_and_uses_its_own_rate(models, cfg, algo):
+    """By hand, with plain gradient descent: gradients of length 10 become 1, shorter ones stay as they are."""
+    if algo == "grpo":
+        models.critic = None
+    networks = [network for network in (models.policy, models.critic) if network]
+    models.optimizer = torch.optim.SGD([{"params": network.parameters(), "lr": lr}
+                                        for network, lr in zip(networks, (0.5, 0.1))])
+    before = [copy.deepcopy(network.state_dict()) for network in networks]
+    for network, length in zip(networks, (10.0, 0.3)):
+        first, *others = network.parameters()
+        for weight in (first, *others):
+            weight.grad = torch.zeros_like(weight)
+        first.grad[0, 0] = length
+    assert rm.take_step(models, cfg) == pytest.approx(10.0), "the norm before it was shortened"
+    for network, old, moved in zip(networks, before, (0.5 * 1.0, 0.1 * 0.3)):
+        name, first = next(network.named_parameters())
+        change = old[name] - first.detach()
+        assert change[0, 0].item() == pytest.approx(moved, abs=1e-5)
+        assert change.flatten()[1:].abs().max() == 0 and first.grad is None
+
+
+def test_own_rates_for_policy_and_critic(models, cfg):
+    cfg.lr, cfg.critic_lr = 3e-4, 7e-3
+    policy, critic = rm.make_optimizer(models.policy, models.critic, cfg).param_groups
+    for group, network, lr in ((policy, models.policy, 3e-4), (critic, models.critic, 7e-3)):
+        assert group["lr"] == lr and [id(weight) for weight in group["params"]] == [id(w) for w in network.parameters()]
+    only, = rm.make_optimizer(models.policy, None, cfg).param_groups
+    assert only["lr"] == 3e-4
+
+
+def test_a_number_that_is_not_finite_never_reaches_the_weights(models, cfg, trajs):
+    cfg.rollouts = 4
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    models.optimizer = rm.make_optimizer(models.policy, models.critic, cfg)
+    before = copy.deepcopy(models.policy.state_dict())
+    batch["adv"][0, batch["mask"][0].nonzero()[0]] = float("nan")
+    with pytest.raises(rm.UserError, match="not finite"):
+        rm.updates(batch, models, cfg, 0)
+    assert equal(dict(before), dict(models.policy.state_dict()))
+
+
+def test_entropy_with_forbidden_tokens():
+    """A model may give some tokens no chance at all: log 0 is -inf, and 0 * -inf is nan."""
+    logp = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).log()
+    assert rm.entropy_of(logp).tolist() == pytest.approx([math.log(2), 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
@@ -374,27 +462,6 @@ def test_ppo_advantages_are_white_and_scoring_changes_no_input(models, cfg, traj
     assert before == [(t.ids, t.mask, t.reward, t.old_logp) for t in trajs]
 
 
-# ------------------------------------------------------------------------------------- what is left for the X-ray
-@pytest.mark.parametrize("trained", [True, False])
-def test_xray_file_has_the_best_and_the_worst_episode(models, cfg, trajs, tmp_path, trained):
-    cfg.rollouts, cfg.out = 4, str(tmp_path)
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    rm.write_xray(trajs, [(trajs, batch, [{}]) if trained else ([], {}, [])], models, cfg)
-    episodes = json.loads((tmp_path / "xray.json").read_text())
-    groups = [[traj.R for traj in trajs if traj.group == g] for g in (0, 1)]
-    widest = int(np.argmax([np.std(group) for group in groups]))
-    assert [episode["R"] for episode in episodes] == [max(groups[widest]), min(groups[widest])]
-    for episode in episodes:
-        mask = np.array(episode["mask"])
-        assert episode["group"] == widest and len(episode["tokens"]) == len(mask)
-        assert ("adv" in episode["columns"]) == trained and "old_logp" in episode["columns"]
-        for column in episode["columns"].values():
-            assert len(column) == len(mask) - 1
-        if trained:
-            adv, ratio = (np.array(episode["columns"][key]) for key in ("adv", "ratio"))
-            assert (adv[~mask[1:]] == 0).all() and (adv[mask[1:]] != 0).any() and np.allclose(ratio[mask[1:]], 1, atol=1e-4)
-
-
 @pytest.mark.parametrize("p, n, low, high", [(0.5, 256, 0.4391, 0.5609), (0.0, 256, 0.0, 0.0148), (1.0, 256, 0.9852, 1.0)])
 def test_wilson_interval(p, n, low, high):
     """Against the closed form's tabulated values."""
@@ -420,7 +487,7 @@ def first_ratios(cfg, monkeypatch, dtype=None):
         return policy_loss(logp, entropy, old_logp, adv, cfg)
     with monkeypatch.context() as patch:
         patch.setattr(rm, "policy_loss", spy)
-        patch.setattr(rm, "self_check", lambda *rest: None)  # it wants fp32's equality on a CPU
+        patch.setattr(rm, "check_ratio", lambda *rest: None)  # it wants fp32's equality on a CPU
         if dtype is not None:
             for name, value in dict(device="cpu", fast_dtype=dtype, _enabled=True).items():
                 patch.setattr(rm.autocast, name, value)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import envs
+from conftest import ROOT
+from tiny.cold_start import solve
 
 
 def draw(picture):
@@ -85,7 +87,7 @@ def test_solve_is_optimal_and_every_level_solvable(name):
     env, lengths = envs.make(name, success_rate=1.0), []
     for seed in range(200, 400):  # evaluation levels and training levels
         env.reset(seed)
-        path = envs.solve(env)
+        path = solve(env)
         lengths.append(len(path))
         if len(path) <= 5:
             assert len(path) == shortest(env, 5)
@@ -100,7 +102,7 @@ def test_solve_is_optimal_and_every_level_solvable(name):
 
 
 def test_sokoban_layers_of_a_corridor():
-    """The drawing at sokoban_level: four cells, the target at the right end."""
+    """The drawing at Sokoban.draw: four cells, the target at the right end."""
     cells = [(1, col) for col in range(4)]
     env = envs.Sokoban()
     env.level = {"floor": tuple(cells), "targets": (cells[3],)}
@@ -114,7 +116,7 @@ def test_sokoban_layers_of_a_corridor():
             pictures.append(env.render().splitlines()[1][:7])
         drawn.append(pictures)
         layer = sorted({earlier for state in layer for earlier in envs.undo(state, cells)} - visited)
-    text = envs.sokoban_level.__doc__
+    text = envs.Sokoban.draw.__doc__
     for k, pictures in enumerate(drawn):
         line = re.search(rf"layer {k} +(.*)", text)[1].removesuffix("solved")
         assert sorted(line.strip().split("    ")) == sorted(pictures)
@@ -125,7 +127,7 @@ def test_sokoban_large_is_solvable():
     env = envs.make("sokoban_large")
     for seed in range(300, 305):
         env.reset(seed)
-        assert len(env.state[1]) == 2 and envs.solve(env)
+        assert len(env.state[1]) == 2 and solve(env)
 
 
 def test_newvocab_is_a_pure_relabelling():
@@ -236,7 +238,7 @@ def test_optimal_yardstick_is_what_solve_says():
     env, lengths = envs.make("sokoban"), []
     for seed in envs.EVAL_SEEDS[:64]:
         env.reset(seed)
-        lengths.append(len(envs.solve(env)))
+        lengths.append(len(solve(env)))
     best = envs.mean_yardsticks("sokoban", 10, 64)[1]
     assert best == pytest.approx([np.mean([n <= h for n in lengths]) for h in range(11)])
     assert envs.mean_yardsticks("frozenlake", 10, 64, 1.0)[1, 10] == 1.0
@@ -286,12 +288,8 @@ def test_the_example_at_the_top_is_what_the_code_gives():
     assert shown == board.splitlines()
     random, optimal = envs.yardsticks(env, 10)[:, -1]
     assert [f"{random:.2f}", f"{optimal:.2f}"] == ["0.04", "1.00"]
-    for said in (f"env.state is {env.state}:", f'env.outcomes(env.state, "Down") -> {env.outcomes(env.state, "Down")}',
-                 f"solve(env) -> {envs.solve(env)}".replace("'", '"')):
-        assert said in envs.__doc__
-    lake = envs.make("frozenlake", success_rate=0.8)
-    lake.level = {"goal": (3, 3), "holes": ()}
-    assert str([(round(p, 9), *rest) for p, *rest in lake.outcomes((1, 0), "Right")]) in envs.__doc__
+    assert f"env.state is {env.state}:" in envs.__doc__
+    assert f'env.outcomes(env.state, "Down") -> {env.outcomes(env.state, "Down")}' in envs.__doc__
 
 
 def test_dice_are_independent_of_the_level():
@@ -299,7 +297,7 @@ def test_dice_are_independent_of_the_level():
     env, first = envs.make("bandit"), {True: [], False: []}
     for seed in range(256, 2256):
         env.reset(seed, {"episode": 0})
-        order = env.level["shown"][0] == "Engineer"
+        order = env.level[0] == "Engineer"
         first[order].append(env.step("Engineer")[1])
     means = [np.mean(paid) for paid in first.values()]
     assert all(abs(mean - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 900) for mean in means), means
@@ -316,19 +314,53 @@ def test_yardsticks_take_any_number_of_outcomes():
     assert envs.yardsticks(env, 2)[0][1] == pytest.approx(4 / 6)
 
 
-@pytest.mark.parametrize("name, level, thought, expected", [
-    ("sokoban", {"floor": (), "targets": ((2, 2),)}, "The box is 1 left. The target is 2 up of it.", [True, False]),
-    ("sokoban", {"floor": (), "targets": ((2, 2),)}, "I see the box , it is 2 down . Let me try .", [False]),
-    ("sokoban", {"floor": (), "targets": ((2, 2),)}, "The target is 1 up and 1 left of the box.", [True]),
-    ("frozenlake", {"goal": (0, 3), "holes": ()}, "Careful , the goal is 3 up and 1 left .", [True]),
-    ("frozenlake", {"goal": (0, 3), "holes": ()}, "Careful, the goal is 3 up and 2 left. Is it 3 up? The goal!", [False]),
-    ("frozenlake", {"goal": (0, 3), "holes": ()}, "The ice is 1 up.", []),
-    ("bandit", {}, "Teacher sounds safe . Engineer sounds safe . I choose the risky one .", [True, False]),
-    ("sokoban_large", {"floor": (), "targets": ((2, 2), (2, 3))}, "The box is 1 left.", [])])
-def test_claims_of_thoughts(name, level, thought, expected):
-    """Written by hand. The player stands at (3, 4), the box one to the left of it."""
-    env = envs.make(name)
-    env.level = level
-    env.state = {"sokoban": ((3, 4), ((3, 3),)), "frozenlake": (3, 4), "bandit": None,
-                 "sokoban_large": ((3, 4), ((3, 3), (4, 4)))}[name]
-    assert [is_true for _, is_true in envs.claims(env, thought)] == expected
+class Coin(envs.Env):
+    """A world of one's own, which a notebook may hand over as a class."""
+    actions, split = ("Toss",), False
+    draw = staticmethod(lambda rng: ((), None))
+    outcomes = lambda self, state, action: [(0.3, "heads", 1.0, True), (0.7, "tails", 0.0, True)]
+    won = lambda self, state: state == "heads"
+    render = lambda self: f"{self.state}"
+
+
+def test_a_world_by_its_class_or_its_file():
+    guess = f"{ROOT}/tests/my_world.py:Guess"
+    assert type(envs.make(Coin)) is Coin and envs.title(Coin) == "Coin"
+    assert envs.mean_yardsticks(Coin, 1, 8)[:, 1] == pytest.approx([0.3, 0.3])
+    assert type(envs.make(guess)) is type(envs.make(guess)), "the file is run once"
+    assert envs.title(guess) == "Guess" and envs.title("sokoban") == "sokoban"
+    assert envs.mean_yardsticks(guess, 1, 8)[:, 1] == pytest.approx([1 / 3, 1])
+    lake = envs.make(envs.FrozenLake, 0.8)
+    assert type(lake) is envs.FrozenLake and lake.success_rate == 0.8
+
+
+@pytest.mark.parametrize("name, says", [("chess", "frozenlake"), ("no.py:Chess", "no.py:Chess"),
+                                        (f"{ROOT}/tests/my_world.py:Chess", "does not define Chess")])
+def test_worlds_that_are_not_there(name, says):
+    with pytest.raises(envs.UserError, match=re.escape(says)):
+        envs.make(name)
+
+
+def test_a_world_with_too_few_levels_to_hold_some_out_says_so():
+    class Single(Coin):
+        split = True
+    held_out = set()
+    for seed in (0, 300):  # of evaluation, of training: one of them finds no level
+        try:
+            Single().reset(seed)
+        except envs.UserError as error:
+            assert "split = False" in str(error)
+            held_out.add(seed)
+    assert len(held_out) == 1
+
+
+def test_a_world_that_has_ended_or_does_not_know_an_action_refuses():
+    env = Coin()
+    with pytest.raises(AssertionError, match="reset"):
+        env.step("Toss")
+    env.reset(0)
+    with pytest.raises(AssertionError, match="not one of"):
+        env.step("Heads")
+    env.step("Toss")
+    with pytest.raises(AssertionError, match="reset"):
+        env.step("Toss")

@@ -1,6 +1,7 @@
 """The paper's figures, tables and claims: from data to runs, from runs to pictures, numbers and verdicts."""
 import argparse
 import json
+from dataclasses import asdict
 import re
 import signal
 import sys
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "figures"))
 
 import envs
 import ledger
+import anatomy
 import paper
 import plots
 import ragen_mini
@@ -61,6 +63,9 @@ def test_every_run_has_valid_settings_and_a_name_of_its_own():
         if "variant" in settings:
             program = "figures/variants.py"
             assert command.pop(2) == settings.pop("variant") in variants.VARIANTS
+        if "truth_reward" in settings:
+            program = "extras/thoughts.py"
+            assert [command.pop(2), command.pop(2)] == ["--pay", str(settings.pop("truth_reward"))]
         assert command[:2] == [sys.executable, str(ROOT / program)]
         cfg = ragen_mini.parse_config(command[2:] + ["--device", "cpu"])
         assert cfg.model == "tiny"
@@ -78,7 +83,7 @@ def test_figures_and_claims_name_what_exists():
     for figure in paper.PAPER["figures"].values():
         for world, metric, methods in figure["panels"]:
             kind, _, tested = metric.partition(" ")
-            assert kind in plots.LOOKS
+            assert kind in paper.TITLES
             assert methods in sets
             others = worlds[world].get("eval_envs", "")
             if tested:
@@ -104,26 +109,33 @@ def test_other_settings_are_another_run_and_another_model_is_not():
     ("fig10 --run --iterations 15", "a multiple of 10"),
     ("fig5 --iterations -1", "--iterations"),
     ("fig5 --seeds 0", "--seeds"),
-    ("fig5 --sead 0", "--sead"),
-    ("fig12", "choose from"),
     ("fig5 --jobs 0", "--jobs")])
-def test_mistakes_are_one_line(words, says, capsys):
+def test_mistakes_are_one_line(words, says):
+    with pytest.raises(envs.UserError) as stop:
+        paper.main(words.split())
+    assert says in str(stop.value)
+    assert "\n" not in str(stop.value)
+
+
+@pytest.mark.parametrize("words, says", [("fig5 --sead 0", "--sead"), ("fig12", "choose from")])
+def test_wrong_words_are_named(words, says, capsys):
     with pytest.raises(SystemExit) as stop:
         paper.main(words.split())
-    said = capsys.readouterr().err
     assert stop.value.code == 2
-    assert says in said
-    assert said.count("\n") == 1
+    assert says in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------- training
 CHILD = """
-# Stands in for ragen_mini.py: writes config.json and log.jsonl, saves at a signal, learns nothing. Until a
-# file `gate` is beside it, it waits in its iteration 2; after a stop in 4, then in 6.
+# Stands in for ragen_mini.py: writes config.json and log.jsonl, saves at a first SIGINT, dies of a second one, learns
+# nothing. Until a file `gate` is beside it, it waits in its iteration 2; after a stop in 4, then in 6.
 import json, pathlib, signal, sys, time
 stop = []
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: stop.append(number))
+def ask_to_stop(number, frame):
+    if stop:
+        sys.exit(128 + number)
+    stop.append(number)
+signal.signal(signal.SIGINT, ask_to_stop)
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 gate = pathlib.Path(__file__).with_name("gate")
 folder = pathlib.Path(flags.get("--resume") or flags["--out"])
@@ -143,6 +155,8 @@ while not stop and len(rows) <= config["iterations"]:
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
     while len(rows) == 2 * stops + 3 and not stop and not gate.exists() and time.monotonic() < limit:
         time.sleep(0.01)
+if stop:
+    time.sleep(0.3)  # the iteration goes on
 (folder / "checkpoint").mkdir(exist_ok=True)
 (folder / "checkpoint" / "trainer.pt").write_text(json.dumps((rows, stops + 1)))
 if stop:
@@ -217,7 +231,8 @@ def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     assert packed.keys() == runs
     for run in packed.values():
         assert len(run.rows) == 9
-        assert run.rows[8] == {"iteration": 8, "eval": {"bandit": 0.3333}, "reward": 0.0}, "4 digits"
+        assert run.rows[8].items() >= {"iteration": 8, "eval": {"bandit": 0.3333}, "reward": 0.0}.items(), "4 digits"
+        assert "private" not in run.rows[8]
         assert run.config["model"] == "tiny"
         assert not {"out", "resume"} & run.config.keys()
 
@@ -231,7 +246,7 @@ def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     assert len(stage) == 4, "and never trained again"
 
 
-def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypatch, capsys):
+def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypatch):
     recording_start = paper.start
 
     def start(*job):
@@ -241,11 +256,9 @@ def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypa
             stage[0].kill()
         return child
     monkeypatch.setattr(paper, "start", start)
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(envs.UserError) as stop:
         paper.main(WORDS)
-    said = capsys.readouterr().err.splitlines()[-1]
-    failed = Path(said.removeprefix("the run failed, see the end of "))
-    assert stop.value.code == 2
+    failed = Path(str(stop.value).removeprefix("the run failed, see the end of "))
     assert failed.suffix == ".txt"
     assert failed.exists()
     assert len(stage) == 2, "no other run was begun"
@@ -257,7 +270,7 @@ def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypa
 def invented(monkeypatch, tmp_path):
     """Every run as an invented log: success rises to the number of the run / 1000. -> {name: that}"""
     monkeypatch.setattr(paper, "FIGURES", tmp_path)
-    monkeypatch.setattr(plots, "yardsticks_of", lambda config, world: (0.125, len(world) / 20))
+    monkeypatch.setattr(plots, "yardsticks_of", lambda run, metric: (0.125, len(metric.split()[-1]) / 20))
     looks = dict(success=0.5, reward=0.1, reward_std=2.0, grad_norm=1.0, entropy=0.5, think_length=9.0,
                  response_length=50.0, mutual_information=1.0, seconds_rollout=1.0, seconds_update=2.0)
     ends, packs = {}, {}
@@ -265,7 +278,8 @@ def invented(monkeypatch, tmp_path):
         runs = packs.setdefault(paper.pack_of(world, args_of(tmp_path)), {})
         for name, settings in paper.jobs(world, method, args_of()).items():
             settings["iterations"] = 24
-            settings.pop("variant", None)
+            for option in ("variant", "truth_reward"):  # of other programs
+                settings.pop(option, None)
             cfg = ragen_mini.Config(**settings, model="tiny", device="cpu")
             ends[name] = (len(ends) + 1) / 1000
             rows = []
@@ -274,7 +288,7 @@ def invented(monkeypatch, tmp_path):
                 rows.append({"iteration": i, "eval": success})
                 if i > 0:
                     rows[i] |= looks
-            runs[name] = plots.Run(vars(cfg), rows)
+            runs[name] = plots.Run(asdict(cfg), rows)
     for file, runs in packs.items():
         paper.pack(file, runs)
     return ends
@@ -342,7 +356,7 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
 
 def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
     """Every number of the ledger and of the tables; every picture is there; and the folder stays small."""
-    for module, name in ((paper, "draw"), (plots, "draw_signals")):
+    for module, name in ((paper, "draw"), (anatomy, "draw_signals")):
         monkeypatch.setattr(module, name, lambda *rest: None)  # no shipped picture is touched
     paper.main(["all"])
     page = (FIGURES / "CLAIMS.md").read_text()
@@ -357,18 +371,19 @@ def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
 
 
 def test_a_dead_run_stays_in_the_mean_of_its_seeds():
-    """Two seeds; one is dead after iteration 2 at 0.5. An evaluation that it never had is its last one, too."""
+    """Two seeds; one is dead after iteration 10 at 0.5. An evaluation that it never had is its last one, too."""
     config = {"online_k": 1, "env": "bandit"}
-    long = [{"iteration": i, "reward": float(i), "eval": {"bandit": 1.0}} for i in range(5)]
-    short = [{"iteration": i, "reward": 0.5, "eval": {"bandit": 0.2}} for i in range(3)]
+    long = [{"iteration": i, "reward": float(i), "eval": {"bandit": 1.0}} for i in range(13)]
+    short = [{"iteration": i, "reward": 0.5, "eval": {"bandit": 0.2}} for i in range(11)]
     x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "reward")
-    assert x == [0, 1, 2], "a run that is not finished is not known"
-    short[-1]["dead"] = True
+    assert x == list(range(11)), "a run that is not finished is not known"
+    for row in short[1:]:
+        row["updates"] = 0
     x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "reward")
-    assert x == [0, 1, 2, 3, 4] and y.tolist() == [[0, 1, 2, 3, 4], [0.5] * 5]
-    x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "eval")
-    assert y[1].tolist() == [0.2] * 5
+    assert x == list(range(13)) and y.tolist() == [list(range(13)), [0.5] * 13]
+    x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "eval bandit")
+    assert y[1].tolist() == [0.2] * 13
     for row in long + short:
         row["kl"] = 1.0
     x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "kl")
-    assert np.isnan(y[1]).tolist() == [False] * 3 + [True] * 2, "but it has no gradient and no KL any more"
+    assert np.isnan(y[1]).tolist() == [False] * 11 + [True] * 2, "but it has no gradient and no KL any more"

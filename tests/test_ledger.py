@@ -9,6 +9,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "figures"))
 
+import anatomy
 import ledger
 import paper
 import plots
@@ -130,8 +131,8 @@ def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
 
 
 def test_means_of_neighbours():
-    assert plots.forward_means(np.array([1.0, 2, 6]), 2).tolist() == [1.5, 4.0]
-    assert plots.forward_means(np.array([1.0, 2, 6]), 5).tolist() == [3.0], "a run that has just begun"
+    assert ledger.forward_means(np.array([1.0, 2, 6]), 2).tolist() == [1.5, 4.0]
+    assert ledger.forward_means(np.array([1.0, 2, 6]), 5).tolist() == [3.0], "a run that has just begun"
 
 
 def test_the_whole_course():
@@ -144,7 +145,8 @@ def test_the_whole_course():
     assert ledger.trapped(collapsing(last=0.8), None) == 0, "less than half of the gain is lost"
     assert ledger.trapped(collapsing(lost_at=95), None) == 0, "for five iterations only"
     short = collapsing(lost_at=95)
-    short.rows[-1]["dead"] = True
+    for row in short.rows[-10:]:
+        row["updates"] = 0
     assert ledger.trapped(short, None) == 1, "and it would have stayed so"
     healthy = collapsing(lost_at=101)
     assert ledger.trapped(healthy, None) == ledger.lost(healthy, None) == 0
@@ -169,7 +171,7 @@ def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
     fallen = collapsing(lost_at=60)
     for row in fallen.rows[moves_at:]:
         row["entropy"] = 0.1
-    _, lost_at, signals = plots.anatomy(fallen)
+    _, lost_at, signals = anatomy.anatomy(fallen)
     left = {signal.metric: (signal.left_at, signal.how) for signal in signals}
     assert lost_at == 60 and left["entropy"] == ((moves_at, "outside") if moves_at < 60 else (None, ""))
     assert left["grad_norm_max"] == (58, "spike")
@@ -204,13 +206,13 @@ def invented(measure, metric, value):
         y = [value] * 4 + [0.0] * 4
     rows = []
     for i, x in enumerate(y):
-        kind, _, world = metric.partition(" ")
-        row = {"iteration": i, kind: {world or "bandit": x} if kind == "eval" else x}
-        if kind == "seconds":
+        row = {"iteration": i, metric: x}
+        if metric.startswith("eval "):
+            row = {"iteration": i, "eval": {metric.split()[1]: x}}
+        if metric == "seconds":
             row = {"iteration": i, "seconds_rollout": x if i == 0 else 0.0, "seconds_update": 0.0}
         rows.append(row)
-    config = dict(online_k=1, env="bandit", iterations=8, max_turns=5, max_actions_per_turn=5, max_actions=10,
-                  eval_prompts=256, success_rate=0.8)
+    config = dict(online_k=1, env="bandit", iterations=8, yardsticks={"sokoban": [0.2, 1.0]})
     return plots.Run(config, rows)
 
 
@@ -234,7 +236,7 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
             values = np.full(8, level)
             if method == claim["methods"][0]:
                 values = values + d
-            return [invented(measure, metric, value) for value in values]
+            return [invented(measure, paper.in_full(world, metric), value) for value in values]
         monkeypatch.setattr(paper, "runs_of", runs_of)
         line = paper.claims("claims", None).splitlines()[-1]
         assert line.strip("| ").split(" | ")[-1].startswith(verdict), (verdict, line)

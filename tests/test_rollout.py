@@ -1,5 +1,7 @@
 """Token bookkeeping: who wrote what, what is trained, where the rewards land."""
 import copy
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +10,10 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel
 
-import bench
 import envs
+import plots
 import ragen_mini as rm
+from conftest import random_llama
 
 
 def written(traj):
@@ -22,7 +25,8 @@ def written(traj):
     ("<think></think> \n <answer> UP </answer>\n", ["Up"]),
     ("<think>a < b</think><answer>Up||Up||Up||Up||Up||Up||Up</answer>", ["Up"] * 5),  # the limit
     ("<think>x</think><answer>Up||Up||Up||Up||Up||jump</answer>", ["Up"] * 5),  # what is dropped is not judged
-    ("<answer>Down</answer>", None),
+    ("<answer>Down</answer>", ["Down"]),  # with --no-think; else every text begins with <think>
+    (" <answer>Down</answer>", None),
     ("<think>x</think><answer>Down || jump</answer>", None),
     ("<think>x</think><answer></answer>", None),
     ("<think>x</think><answer>Down ||</answer>", None),
@@ -37,7 +41,6 @@ def test_parse_answer(text, expected):
 
 
 def test_parser_is_fast_on_hostile_input():
-    import time
     start = time.perf_counter()
     for text in ("<think>" * 20000, "<think></think><answer>" + "||" * 50000, "<think></think>" * 8000,
                  "<think>" + " " * 100000, "<think></think>" + " " * 100000, "\0" * 100000, "<answer>" * 20000):
@@ -45,32 +48,45 @@ def test_parser_is_fast_on_hostile_input():
     assert time.perf_counter() - start < 5
 
 
-def test_trained_tokens_are_exactly_the_sampled_ones(llama, tok, cfg, monkeypatch):
+@pytest.fixture
+def players(llama, tok):
+    return SimpleNamespace(policy=llama, tok=tok)
+
+
+def test_trained_tokens_are_exactly_the_sampled_ones(players, cfg, monkeypatch):
     """Record what was sampled for whom, compare with what the trajectories hold and with the mask after collate."""
-    begun, readers, sampled = [], [], {}
-    begin, real_next, multinomial = rm.begin, rm.next_token_logp, torch.multinomial
+    writing, sampled = [], {}
+    sample, multinomial = rm.sample, torch.multinomial
 
-    def spy_begin(*args):
-        begun.append(begin(*args))
-        return begun[-1]
-
-    def spy_next(policy, cache, trajs, temperature):  # the next tokens are for these
-        readers[:] = trajs
-        return real_next(policy, cache, trajs, temperature)
+    def spy_sample(trajs, logp, generator):  # the next tokens are for these
+        writing[:] = trajs
+        sample(trajs, logp, generator)
 
     def spy_multinomial(*args, **kwargs):
         ids = multinomial(*args, **kwargs)
-        for traj, (token,) in zip(readers, ids.tolist(), strict=True):
+        for traj, (token,) in zip(writing, ids.tolist(), strict=True):
             sampled[id(traj)] = sampled.get(id(traj), []) + [token]
         return ids
-    monkeypatch.setattr(rm, "begin", spy_begin)
-    monkeypatch.setattr(rm, "next_token_logp", spy_next)
+    monkeypatch.setattr(rm, "sample", spy_sample)
     monkeypatch.setattr(torch, "multinomial", spy_multinomial)
-    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301, 302], 2, cfg, 0, 1.0)
+    trajs = rm.rollout(players, "frozenlake", [300, 301, 302], 2, cfg, 0)
     batch = rm.collate(trajs, "cpu")
     for i, traj in enumerate(trajs):
         assert written(traj) == sampled[id(traj)]
         assert batch["targets"][i][batch["mask"][i]].tolist() == sampled[id(traj)]
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says(tok):
+    """4,000 trajectories draw one token each from the same distribution."""
+    p = torch.tensor([0.5, 0.3, 0.2, 0.0])
+    trajs = [rm.Trajectory(None, 0, 10) for _ in range(4000)]
+    rm.sample(trajs, p.log().expand(4000, -1), torch.Generator().manual_seed(0))
+    counts = torch.tensor([traj.ids[0] for traj in trajs]).bincount(minlength=4)
+    assert counts[3] == 0
+    for count, chance in zip(counts[:3].tolist(), p.tolist()):
+        assert abs(count - 4000 * chance) < 4 * (4000 * chance * (1 - chance)) ** 0.5
+    assert all(traj.old_logp == [pytest.approx(p[traj.ids[0]].log().item())] and traj.mask == [True] for traj in trajs)
+    assert trajs[0].entropy == pytest.approx(torch.distributions.Categorical(p).entropy().item())
 
 
 def test_bookkeeping_of_one_episode(play, tok, cfg):
@@ -120,8 +136,13 @@ def test_an_answer_that_is_cut_off_gets_its_end_of_turn_as_context(play, tok, cf
     assert traj.ids[last + 1] == tok.eos_token_id and not traj.mask[last + 1]
 
 
+def test_with_thinking_an_answer_without_its_thought_is_invalid(play, cfg):
+    traj, = play(["<answer>Left</answer>"], "frozenlake", [300], cfg)
+    assert not any(turn["valid"] for turn in traj.turns)
+
+
 def test_no_think(play, tok, cfg):
-    cfg.no_think = True
+    cfg = replace(cfg, no_think=True)
     traj, = play(["Left</answer>"], "frozenlake", [300], cfg)
     assert traj.turns[0]["valid"] and traj.turns[0]["answer"].startswith("<answer>")
     assert tok.decode(traj.ids[:traj.mask.index(True)]).endswith("assistant \n <answer>")
@@ -175,7 +196,7 @@ def test_end_of_turn_is_trained_although_it_is_the_pad_token(bpe, cfg, play):
 
 def test_template_text_between_answers_is_what_the_template_says(bpe, cfg):
     """Prompt + answer + continuation, decoded, is the template applied to the whole conversation."""
-    first, then = rm.encode(bpe, cfg.no_think, "question", False), rm.encode(bpe, cfg.no_think, "observation", True)
+    first, then = rm.encode(bpe, cfg.first_tag, "question", False), rm.encode(bpe, cfg.first_tag, "observation", True)
     ours = bpe.decode(first + bpe("thought</think><answer>Up</answer>").input_ids + then)
     chat = [dict(role="user", content="question"), dict(role="assistant", content="<think>thought</think><answer>Up</answer>"),
             dict(role="user", content="observation")]
@@ -185,91 +206,168 @@ def test_template_text_between_answers_is_what_the_template_says(bpe, cfg):
 def test_a_template_that_opens_the_thought_itself_gets_no_second_tag(tok, cfg):
     tok = copy.deepcopy(tok)  # encode remembers by tokenizer
     tok.chat_template = tok.chat_template.replace("assistant\n", "assistant\n<think>")
-    assert tok.decode(rm.encode(tok, cfg.no_think, "State", False)).count("<think>") == 1
-    cfg.no_think = True
-    assert tok.decode(rm.encode(tok, cfg.no_think, "State", True)).endswith("assistant \n <answer>")
+    assert tok.decode(rm.encode(tok, cfg.first_tag, "State", False)).count("<think>") == 1
+    cfg = replace(cfg, no_think=True)
+    assert tok.decode(rm.encode(tok, cfg.first_tag, "State", True)).endswith("assistant \n <answer>")
+
+
+def test_an_answer_may_also_end_with_the_tokenizers_own_end(tok, cfg, play):
+    """Some models know two such tokens. Behind the one that is not the template's, the template's is written."""
+    tok = copy.deepcopy(tok)
+    tok.eos_token = "."
+    assert tok.eos_token_id == tok.convert_tokens_to_ids(".") != tok.convert_tokens_to_ids("<|im_end|>")
+    cfg.max_turns = 2
+    traj, = play([tok("Left.").input_ids], "frozenlake", [300], cfg, tok=tok)
+    assert tok.decode(written(traj)) == "Left . Left ." and traj.turns[0]["answer"] == "<think>Left"
+    end = traj.mask.index(True) + 2
+    assert traj.ids[end] == tok.convert_tokens_to_ids("<|im_end|>") and not traj.mask[end]
 
 
 def test_batch_of_one_equals_batch_of_eight(cfg):
     """Greedy: padding, the other rows and rows that leave must not change an episode."""
-    cfg.max_new_tokens, cfg.algo, seeds = 40, "grpo", list(range(300, 308))
+    cfg.max_new_tokens, cfg.algo, cfg.temperature, seeds = 40, "grpo", 1e-4, list(range(300, 308))
     models = rm.load_models(cfg)
-    together = rm.rollout(models.policy, models.tok, "sokoban", seeds, 1, cfg, 0, 0.0)
+    together = rm.rollout(models, "sokoban", seeds, 1, cfg, 0)
     assert len({len(t.ids) for t in together}) > 2, "different lengths, or the test shows nothing"
     for seed, traj in list(zip(seeds, together))[:4]:
-        alone, = rm.rollout(models.policy, models.tok, "sokoban", [seed], 1, cfg, 0, 0.0)
+        alone, = rm.rollout(models, "sokoban", [seed], 1, cfg, 0)
         assert alone.ids == traj.ids and alone.R == traj.R
-        assert torch.allclose(torch.tensor(alone.old_logp), torch.tensor(traj.old_logp), atol=1e-4)
+        gap = (torch.tensor(alone.old_logp) - torch.tensor(traj.old_logp)).abs().max()
+        assert gap * cfg.temperature < 1e-4, "rounding of the logits, which a low temperature magnifies"
 
 
-def test_greedy_rollout_is_what_generate_writes(llama, tok, cfg):
+def generated(policy, tok, cfg, name, seed):  # -> Trajectory of transformers' own `generate`
+    traj = rm.begin(name, seed, 0, 0, tok, cfg)
+    while not traj.done:
+        ids = torch.tensor([traj.ids])  # every turn reads the whole history again
+        text = policy.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=cfg.max_new_tokens,
+                               do_sample=False, eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)
+        traj.append(text[0, len(traj.ids):].tolist(), sampled=True)
+        rm.take_turn(traj, tok, cfg, [tok.eos_token_id])
+    return traj
+
+
+def test_greedy_rollout_is_what_generate_writes(players, tok, cfg):
     """transformers' own `generate`, called for every turn on the whole history, is the independent truth."""
-    llama.generation_config.eos_token_id = None
-    seeds = list(range(300, 308))
-    ours = rm.rollout(llama, tok, "frozenlake", seeds, 1, cfg, 0, 0.0)
-    cfg.env, cfg.rollouts = "frozenlake", 1
-    theirs = bench.student_rollout(llama, tok, cfg, seeds, 0, do_sample=False)
+    players.policy.generation_config.eos_token_id = None
+    cfg.temperature, seeds = 1e-4, range(300, 308)
+    ours = rm.rollout(players, "frozenlake", seeds, 1, cfg, 0)
+    theirs = [generated(players.policy, tok, cfg, "frozenlake", seed) for seed in seeds]
     assert [traj.ids for traj in ours] == [traj.ids for traj in theirs]
+    assert [traj.mask for traj in ours] == [traj.mask for traj in theirs]
     assert [traj.R for traj in ours] == [traj.R for traj in theirs]
 
 
-def test_finished_episodes_never_grow(llama, tok, cfg):
-    trajs = rm.rollout(llama, tok, "bandit", list(range(300, 308)), 2, cfg, 0, 1.0)
+def test_read_against_plain_passes_with_rows_that_wait(llama, tok, cfg):
+    """Rows of different lengths read different numbers of tokens; some wait, leave, or are copied."""
+    cfg.temperature = 0.7
+    rng, cache = torch.Generator().manual_seed(0), rm.KVCache()
+
+    def number(low, high):
+        return torch.randint(low, high, (), generator=rng).item()
+
+    def lengthen(traj, most):
+        traj.append([number(3, len(tok)) for _ in range(number(1, most))], sampled=False)
+
+    @torch.no_grad()
+    def compare(trajs):
+        found = rm.read(llama, cache, trajs, cfg)
+        for traj, logp in zip(trajs, found, strict=True):
+            plain = llama(torch.tensor([traj.ids])).logits[0, -1] / cfg.temperature
+            assert torch.allclose(logp, plain.log_softmax(-1), atol=1e-4)
+            traj.cached = len(traj.ids)
+
+    rows = [rm.Trajectory(None, group, 10) for group in range(5)]
+    for traj in rows:
+        lengthen(traj, 12)
+    compare(rows)
+    for turn in range(30):
+        if turn == 10:  # a row that leaves, and one that is there twice
+            rows = [rows[4], rows[1], copy.deepcopy(rows[1]), rows[0]]
+            cache.select(rows)
+        some = torch.randperm(len(rows), generator=rng)[:number(1, len(rows) + 1)]
+        reading = [rows[i] for i in sorted(some.tolist())]  # the others wait
+        for traj in reading:
+            lengthen(traj, 2 if turn % 3 else 20)
+        compare(reading)
+    assert len({len(traj.ids) for traj in rows}) == 4
+
+
+def test_a_model_whose_numbers_are_lost_stops_the_run(llama, tok, cfg):
+    broken = copy.deepcopy(llama)
+    broken.lm_head.weight.data[5] = float("nan")
+    with pytest.raises(rm.UserError, match="not finite"):
+        rm.rollout(SimpleNamespace(policy=broken, tok=tok), "bandit", [300], 1, cfg, 0)
+
+
+def test_finished_episodes_never_grow(players, cfg):
+    trajs = rm.rollout(players, "bandit", list(range(300, 308)), 2, cfg, 0)
     for traj in trajs:
         assert traj.done and traj.mask[-1], "an episode ends with the model's own last token"
         assert sum(turn["valid"] for turn in traj.turns) <= 1, "one pull"
 
 
-def test_self_check_catches_wrong_log_probs_masks_and_logits(llama, tok, cfg):
-    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
-    cfg.rollouts = 2
-    rm.self_check(trajs, llama, cfg)
-    trajs[0].old_logp = [x - 0.1 for x in trajs[0].old_logp]
-    with pytest.raises(AssertionError, match="ratio"):
-        rm.self_check(trajs, llama, cfg)
-    llama = copy.deepcopy(llama)  # a model that rescales its logits, as Granite, Cohere and Gemma 2 do
-    forward = llama.forward
-    llama.forward = lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits / 4)
-    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
-    with pytest.raises(AssertionError, match="ratio not 1"):
-        rm.self_check(trajs, llama, cfg)
-    llama.forward = forward
-    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
-    trajs[0].mask[-1] = False
-    with pytest.raises(AssertionError):
-        rm.self_check(trajs, llama, cfg)
-    trajs = rm.rollout(llama, tok, "frozenlake", [300, 301], 2, cfg, 0, 1.0)
-    traj = next(traj for traj in trajs if any(traj.reward))
-    place = next(i for i, reward in enumerate(traj.reward) if reward)
-    traj.reward[0], traj.reward[place] = traj.reward[place], 0.0  # on a message's token, where gae would pass over it
-    with pytest.raises(AssertionError, match="add up"):
-        rm.self_check(trajs, llama, cfg)
+# ----------------------------------------------------------------------- models whose updates would read other numbers
+def refused(players, cfg, spoil=lambda trajs: None):  # -> is it refused in one line?
+    trajs = rm.rollout(players, "frozenlake", [300, 301], 2, cfg, 0)
+    spoil(trajs)
+    try:
+        rm.check_reading(trajs, players, cfg)
+    except rm.UserError as error:
+        assert "log-probs" in str(error) and "\n" not in str(error)
+        return True
+    return False
+
+
+def test_what_the_rollout_wrote_down_is_what_an_update_reads(players, cfg):
+    def off(trajs):
+        trajs[0].old_logp = [logp - 0.1 for logp in trajs[0].old_logp]
+    assert not refused(players, cfg) and refused(players, cfg, off)
+    for cfg.temperature in (0.5, 1e-4):
+        assert not refused(players, cfg)
+
+
+def test_a_policy_that_changes_its_logits_behind_the_output_layer_is_refused(llama, tok, cfg):
+    """As Granite, Cohere and Gemma 2 do."""
+    scaled = copy.deepcopy(llama)
+    forward = scaled.forward
+    scaled.forward = lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits / 4)
+    assert refused(SimpleNamespace(policy=scaled, tok=tok), cfg)
+
+
+def test_a_policy_with_dropout_is_refused(tok, cfg):
+    players = SimpleNamespace(policy=random_llama(len(tok), attention_dropout=0.1), tok=tok)
+    assert not refused(players, cfg)
+    players.policy.train()
+    assert refused(players, cfg)
 
 
 @pytest.mark.parametrize("answer, thought", [
     ("<think>Go up .</think> <answer>Up</answer>", "Go up ."), ("<think>Go up and up", "Go up and up"),
     ("<think>Go</think> <answer>Up</think>", "Go"), ("<think></think>", ""), ("<answer>Up</answer>", "")])
 def test_thoughts_that_do_not_end_are_thoughts(answer, thought):
-    assert rm.thought_of({"answer": answer}) == thought
+    assert plots.thought_of({"answer": answer}) == thought
 
 
-@pytest.mark.parametrize("truth_reward", [0.0, 0.5])
-def test_true_claims_may_be_rewarded(cfg, play, tok, truth_reward):
-    """One true and two false claims about a goal, then no move: 0.5 less; an answer that is not valid pays its penalty, too."""
-    cfg.truth_reward = truth_reward
-    cfg.max_turns, cfg.max_new_tokens = 1, 60
-    env = envs.make("frozenlake")
-    env.reset(300)
-    true = env.facts()
-    truth = true["goal"]
-    thought = f"The goal is {truth} . The goal is 9 up . The goal is 9 down . </think>"
-    for ending, penalty in (("<answer>Up</answer>", 0.0), ("", -0.1)):
-        traj, = play([thought + ending], "frozenlake", [300], cfg)
-        won = float(traj.success)
-        assert traj.R == pytest.approx(won + penalty - truth_reward)
-        assert [is_true for _, is_true in traj.turns[0]["claims"]] == [True, False, False]
-    cfg.max_turns = 2
-    traj, = play([thought, thought], "frozenlake", [300], cfg)
-    told = rm.encode(tok, False, rm.message(env, cfg, cfg.max_actions, -0.1), after_answer=True)[1:]
-    assert traj.turns[0]["reward"] == pytest.approx(-0.1 - truth_reward)
-    assert told in [traj.ids[i:i + len(told)] for i in range(len(traj.ids))], "no message says what truth has paid"
+# ------------------------------------------------------------------------------------------- pay for what is said
+def test_a_bonus_is_paid_but_not_told(cfg, play, tok):
+    """Valid or not; the world is asked before anything moves."""
+    heard = []
+
+    class Talk(envs.Sokoban):
+        def bonus(self, turn):
+            heard.append((turn["state"], self.render(), turn["answer"], turn["valid"]))
+            return 0.5 * turn["answer"].count("box")
+    cfg.max_turns, cfg.max_new_tokens = 3, 30
+    texts = ["box</think><answer>Up || Down || Left || Right</answer>", "box box", "Let me try"]
+    plain, = play(texts, "sokoban", [300], cfg)
+    paid, = play(texts, Talk, [300], cfg)
+    for bonus, one, other in zip((0.5, 1.0, 0.0), plain.turns, paid.turns, strict=True):
+        assert other["reward"] == pytest.approx(one["reward"] + bonus) and other["state"] == one["state"]
+    assert paid.turns[0]["state"] != paid.turns[1]["state"] and plain.turns[1]["reward"] == rm.FORMAT_PENALTY
+    assert paid.R == pytest.approx(plain.R + 1.5) == pytest.approx(sum(paid.reward))
+    assert paid.ids == plain.ids, "no message says what the bonus has paid"
+    assert [(state, answer, valid) for state, _, answer, valid in heard] == [
+        (turn["state"], turn["answer"], turn["valid"]) for turn in paid.turns]
+    assert all(told == seen for told, seen, _, _ in heard)
+    assert [valid for *_, valid in heard] == [True, False, False]

@@ -70,16 +70,16 @@ def test_demonstrations_are_what_the_model_would_be_trained_on(tok):
 
 
 @pytest.mark.parametrize("name, opening", [("sokoban", "The box is"), ("frozenlake", "The goal is")])
-def test_asked_for_the_planner_it_answers_validly_and_beats_random_play(name, opening, monkeypatch):
+def test_asked_for_the_planner_it_answers_validly_and_beats_random_play(name, opening):
     """Its thoughts begin as the planner's do: then it plans. (Left to itself, it mostly guesses.)"""
-    cfg = rm.Config(model="tiny", device="cpu", env=name, success_rate=0.8, eval_prompts=100, algo="grpo", kl_coef=0.0)
+    class Begun(rm.Config):  # answers begin with more than the tag
+        first_tag = property(lambda self: "<think>" + opening, lambda self, tag: None)
+    cfg = Begun(model="tiny", device="cpu", env=name, success_rate=0.8, eval_prompts=100, algo="grpo", kl_coef=0.0,
+                temperature=rm.EVAL_TEMPERATURE)
     models = rm.load_models(cfg)
-    monkeypatch.setattr(rm, "first_tag", lambda no_think: "<think>" + opening)
-    rm.encode.cache_clear()
-    trajs = rm.rollout(models.policy, models.tok, name, envs.EVAL_SEEDS[:100], 1, cfg, 0, rm.EVAL_TEMPERATURE)
-    rm.encode.cache_clear()
+    trajs = rm.rollout(models, name, envs.EVAL_SEEDS[:100], 1, cfg, 0)
     success = np.mean([traj.success for traj in trajs])
-    random, _ = envs.yardsticks_of_run(name, vars(cfg))
+    random, _ = rm.yardsticks(name, cfg)
     assert envs.interval(success, 100)[0] > random + 0.1
     assert np.mean([turn["valid"] for traj in trajs for turn in traj.turns]) > 0.9
 

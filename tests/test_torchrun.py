@@ -1,35 +1,23 @@
-"""Several processes are to do what one does: the same gradient, the same trajectories everywhere, one set of files."""
+"""Several processes are to do what one does: the same gradient, the same trajectories everywhere."""
 import multiprocessing
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "extras"))
+
 import ragen_mini as rm
+import torchrun
 
 SEEDS = list(range(300, 308))
 
 
-def gradients(cfg):  # of one step on 16 trajectories -> {name: gradient, unscaled}, statistics
-    models = rm.load_models(cfg)
-    cfg.rollouts, cfg.max_turns = 4, 2
-    trajs = rm.rollout(models.policy, models.tok, "frozenlake", SEEDS[:4], 4, cfg, 0, 1.0)
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    found = {}
-
-    def step():
-        for part in ("policy", "critic"):
-            for name, weight in getattr(models, part).named_parameters():
-                found[part, name] = weight.grad.clone()
-    models.optimizer.step = step
-    rm.MAX_GRAD_NORM, before = 1e9, rm.MAX_GRAD_NORM
-    stats = rm.gradient_step(batch, list(range(16)), models, cfg)
-    rm.MAX_GRAD_NORM = before
-    return found, dict(stats)
-
-
 def of_all_processes(work, n, tmp_path):  # -> [what work(rank) returned in process 0, 1, ...]
     def child(rank):
-        rm.RANK, rm.PROCESSES = rank, n
+        torchrun.RANK, torchrun.PROCESSES = rank, n
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=rank, world_size=n)
         torch.save(work(rank), tmp_path / f"{rank}.pt")
         torch.distributed.barrier()
@@ -43,38 +31,116 @@ def of_all_processes(work, n, tmp_path):  # -> [what work(rank) returned in proc
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(n)]
 
 
-def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch):
-    """With several micro-batches of different numbers of tokens; with one, so that a process has nothing to do."""
-    def work(rank):
-        found = []
-        for tokens in (300, 10 ** 6):
-            monkeypatch.setattr(rm, "MICRO_TOKENS", tokens)
-            found.append(gradients(cfg))
-        return found
-    alone = work(0)
-    for together in of_all_processes(work, 2, tmp_path):
-        for (truth, stats), (found, found_stats) in zip(alone, together):
-            assert found.keys() == truth.keys()
-            largest = max(gradient.abs().max() for gradient in truth.values())
-            for name in truth:
-                assert (found[name] - truth[name]).abs().max() < 1e-6 * max(1, largest), name
-            assert found_stats == pytest.approx(stats, rel=1e-4, abs=1e-6)
+def gradients(cfg, models, trajs, updates):  # -> [{name: gradient} of each step], its statistics
+    """The weights stay, so that every step has the same truth."""
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    found = []
+
+    def step():
+        found.append({})
+        for part in ("policy", "critic"):
+            for name, weight in getattr(models, part).named_parameters():
+                found[-1][part, name] = weight.grad.clone()
+    models.optimizer.step = step
+    steps = updates(batch, models, cfg, 0)
+    return found, [dict(stats) for stats in steps]
+
+
+@pytest.mark.parametrize("micro_tokens", [300, 10 ** 6])
+def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch, micro_tokens):
+    """With many micro-batches of different numbers of tokens and with one; the last update has one row for two."""
+    cfg.rollouts, cfg.max_turns, cfg.update_size = 3, 2, 4
+    models = rm.load_models(cfg)
+    trajs = rm.rollout(models, "frozenlake", SEEDS[:3], 3, cfg, 0)
+    monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
+    monkeypatch.setattr(rm, "MICRO_TOKENS", micro_tokens)
+    truth, stats = gradients(cfg, models, trajs, rm.updates)
+    assert [len(step) > 0 for step in truth] == [True] * 3, "9 = 4 + 4 + 1"
+    together = of_all_processes(lambda rank: gradients(cfg, models, trajs, torchrun.updates), 2, tmp_path)
+    for found, found_stats in together:
+        assert len(found) == len(truth)
+        for step, true_step in zip(found, truth):
+            assert step.keys() == true_step.keys()
+            largest = max(gradient.abs().max() for gradient in true_step.values())
+            for name, gradient in true_step.items():
+                assert (step[name] - gradient).abs().max() < 1e-6 * max(1, largest), name
+        for step, true_step in zip(found_stats, stats):
+            assert step == pytest.approx(true_step, rel=1e-4, abs=1e-6)
+
+
+def test_one_filter_for_all(cfg, tmp_path):
+    """`learn` keeps the same prompts, makes the same batch and as many steps as the core's."""
+    cfg.rollouts, cfg.prompts, cfg.max_turns, cfg.update_size, cfg.keep = 4, 4, 2, 4, 0.5
+    cfg.lr = cfg.critic_lr = 0.0
+    models = rm.load_models(cfg)
+    trajs = rm.rollout(models, "frozenlake", SEEDS[:4], 4, cfg, 0)
+    batch, steps = rm.learn(trajs, models, cfg, 3)
+    assert len(steps) == 2
+    for found, found_steps in of_all_processes(lambda rank: torchrun.learn(trajs, models, cfg, 3), 2, tmp_path):
+        assert found.keys() == batch.keys()
+        for name, x in batch.items():
+            assert torch.allclose(found[name], x), name
+        for step, true_step in zip(found_steps, steps, strict=True):
+            assert step == pytest.approx(true_step, rel=1e-4, abs=1e-6)
+
+
+def test_nothing_to_compare(cfg):
+    cfg.rollouts, cfg.prompts = 2, 2
+    models = rm.load_models(cfg)
+    trajs = [rm.begin("frozenlake", 300, 0, group, models.tok, cfg) for group in (0, 0, 1, 1)]
+    for traj in trajs:
+        traj.turns.append({"reward": 0.5})
+    assert torchrun.learn(trajs, models, cfg, 0) == ({}, [])
 
 
 def test_all_processes_get_all_trajectories(cfg, tmp_path):
     models = rm.load_models(cfg)
 
     def play(rank):
-        trajs = rm.rollout_by_all(models.policy, models.tok, "frozenlake", SEEDS[:5], 3, cfg, 0, 1.0)
+        trajs = torchrun.play(models, "frozenlake", SEEDS[:5], 3, cfg, 0)
         return [(traj.group, traj.turns[0]["state"], traj.ids) for traj in trajs]
     one, other = of_all_processes(play, 2, tmp_path)
     assert one == other
-    alone = rm.rollout(models.policy, models.tok, "frozenlake", SEEDS[:5], 3, cfg, 0, 1.0)
+    alone = rm.rollout(models, "frozenlake", SEEDS[:5], 3, cfg, 0)
     assert [traj.group for traj in alone] == [group for group, _, _ in one] == sorted([*range(5)] * 3)
     assert [traj.turns[0]["state"] for traj in alone] == [state for _, state, _ in one]
 
 
+def test_each_group_is_played_with_a_random_stream_of_its_process(cfg, tmp_path):
+    models = rm.load_models(cfg)
+    found, _ = of_all_processes(lambda rank: torchrun.play(models, "frozenlake", SEEDS[:2], 2, cfg, 7), 2, tmp_path)
+    for rank in range(2):
+        truth = rm.rollout(models, "frozenlake", [SEEDS[rank]], 2, cfg, 7 + rank)
+        mine = [traj for traj in found if traj.group == rank]
+        assert [traj.ids for traj in mine] == [traj.ids for traj in truth]
+        assert [traj.env.render() for traj in mine] == [traj.env.render() for traj in truth]
+
+
+def test_fewer_levels_than_processes(cfg, tmp_path):
+    """--eval-prompts 1: one plays, all know how it ended."""
+    models = rm.load_models(cfg)
+    one, other = of_all_processes(lambda rank: torchrun.play(models, "bandit", [5], 1, cfg, 0), 2, tmp_path)
+    assert [traj.ids for traj in one] == [traj.ids for traj in other]
+    assert len(one) == 1
+
+
+def test_a_signal_to_one_stops_all(tmp_path, monkeypatch):
+    def asked(rank):
+        rm.STOP[:] = [2] * (rank == 1)
+        return torchrun.watch({}, [], [], None, None)
+    before = [*rm.STOP]
+    assert of_all_processes(asked, 2, tmp_path) == [True, True]
+    assert rm.STOP == before
+
+
 def test_too_many_processes(cfg, monkeypatch):
-    monkeypatch.setattr(rm, "PROCESSES", 9)
+    monkeypatch.setitem(os.environ, "RANK", "0")
+    monkeypatch.setattr(torchrun, "PROCESSES", 9)
     with pytest.raises(rm.UserError, match="9 processes for --prompts 8"):
-        rm.join_others(cfg)
+        torchrun.join_others(cfg)
+
+
+def test_without_torchrun(cfg, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(rm.UserError, match="torchrun starts this script"):
+        torchrun.join_others(cfg)

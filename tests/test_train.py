@@ -1,28 +1,34 @@
-"""The program as its user meets it: runs, folders, checkpoints, settings, mistakes."""
+"""The program as its user meets it: runs, folders, checkpoints, settings, mistakes; and the seams of `train`."""
 import copy
 import json
+import os
 import re
+import runpy
 import shutil
 import signal
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import envs
-import plots
 import ragen_mini as rm
-import survive
-from conftest import random_llama, save
-from survive import untimed
+from conftest import ROOT, equal, random_llama, rows_of, save, untimed
 
-SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 2 --max-new-tokens 20 --max-turns 3 --lr 1e-3 "
-         "--eval-prompts 4").split()
+SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 2 --max-new-tokens 20 --max-turns 3 "
+         "--lr 1e-3 --eval-prompts 4").split()
 
 
-def run(out, *flags, model="tiny"):  # one run of the real command line, in this process -> rows of its log
-    return rm.run(rm.parse_config(["--model", str(model), *SMALL, "--out", str(out), *map(str, flags)]))
+def settings(out, *flags, model="tiny"):
+    return rm.parse_config(["--model", str(model), *SMALL, "--out", str(out), *map(str, flags)])
+
+
+def run(out, *flags, model="tiny", **seams):  # one run with the real command line, in this process -> rows of its log
+    rows, _ = rm.train(settings(out, *flags, model=model), **seams)
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -37,43 +43,45 @@ def bandit(tmp_path_factory):
                                    "--env sokoban --algo grpo", "--env frozenlake --algo ppo"])
 def test_algorithms_run_on_worlds(tmp_path, folder, flags):
     rows = run(tmp_path / "run", *flags.split(), model=folder)
-    assert survive.rows_of(tmp_path / "run") == rows and [row["iteration"] for row in rows] == [0, 1, 2]
-    columns = ("reward reward_std success entropy response_length think_length distinct valid turns grad_norm clip_fraction "
-               "policy_loss seconds_rollout seconds_update tokens").split() + ["value_loss"] * ("ppo" in flags)
-    columns += ["kl"] * ("--starpo-s" not in flags)
+    assert rows_of(tmp_path / "run") == rows and [row["iteration"] for row in rows] == [0, 1, 2]
+    columns = ("reward reward_std success entropy response_length think_length distinct valid turns grad_norm "
+               "clip_fraction policy_loss log_ratio grad_norm_max seconds_rollout seconds_update tokens").split()
+    columns += ["value_loss"] * ("ppo" in flags) + ["kl"] * ("--starpo-s" not in flags)
     trained = [row for row in rows[1:] if row["updates"]]
     assert trained
     for row in trained:
         assert torch.tensor([float(row[name]) for name in columns]).isfinite().all()
         assert (row["kept"], row["updates"]) == ((4, 1) if "--starpo-s" in flags else (8, 2)), "keep 0.25: one prompt"
+        assert (row["log_ratio"] < 1e-4) == ("--starpo-s" in flags), "one step: before anything moved"
     assert list(rows[0]["eval"]) == list(rows[2]["eval"]) == [flags.split()[1]] and "eval" not in rows[1]
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "log.jsonl", "samples.jsonl", "xray.json", "checkpoint", "curves.png"}
+    assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
     for line in (tmp_path / "run/samples.jsonl").read_text().splitlines():
         sample = json.loads(line)
         assert sample["R"] == pytest.approx(sum(turn["reward"] for turn in sample["turns"]))
 
 
 def test_same_seed_same_log(tmp_path):
-    logs = [untimed(run(tmp_path / str(i), "--seed", seed, "--iterations", 1)) for i, seed in enumerate((5, 5, 6))]
+    small = "--iterations 1 --max-turns 2 --eval-every 0 --algo grpo".split()
+    logs = [untimed(run(tmp_path / str(i), "--seed", seed, *small)) for i, seed in enumerate((5, 5, 6))]
     assert logs[0] == logs[1] != logs[2]
 
 
-def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path, monkeypatch):
+def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path):
     """Every slice has P prompts of its own, whole groups, and is updated on once, by what the slice before left."""
-    slices, weights = [], []
-    compute_advantages = rm.compute_advantages
+    slices, weights, seeds = [], [], []
 
-    def spy(trajs, R, models, cfg):
+    def spy(trajs, models, cfg, seed):
         slices.append(trajs)
         weights.append(next(models.policy.parameters()).sum().item())
-        return compute_advantages(trajs, R, models, cfg)
-    monkeypatch.setattr(rm, "compute_advantages", spy)
-    rows = run(tmp_path / "run", "--online-k", 3, "--iterations", 1, "--update-size", 8, "--eval-every", 0, "--seed", 1)
+        seeds.append(seed)
+        return rm.learn(trajs, models, cfg, seed)
+    rows = run(tmp_path / "run", "--online-k", 3, "--iterations", 1, "--update-size", 8, "--eval-every", 0, "--seed", 1,
+               learn=spy)
     assert [len(trajs) for trajs in slices] == [8, 8, 8]
     assert len({id(traj) for trajs in slices for traj in trajs}) == 24
     assert [sorted({traj.group for traj in trajs}) for trajs in slices] == [[0, 1], [2, 3], [4, 5]]
-    assert rows[1]["updates"] == 3 and rows[1]["kept"] == 24 and len(set(weights)) == 3
+    assert rows[1]["updates"] == 3 and rows[1]["kept"] == 24 and len(set(weights)) == len(set(seeds)) == 3
 
 
 def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
@@ -82,62 +90,203 @@ def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
         policy = copy.deepcopy(policy)
         policy.zero_grad(set_to_none=True)
         return rm.Models(policy, None, None, torch.optim.SGD(policy.parameters(), lr=1.0), tok)
-    batch = rm.collate(rm.rollout(llama, tok, "bandit", [300, 301, 302, 303], 1, cfg, 0, 1.0), "cpu")
-    batch["adv"] = torch.tensor([[1.0], [-2.0], [3.0], [-4.0]]) * batch["mask"]
+
+    def step(models, rows):
+        rm.add_gradients(batch, rows, models, cfg)
+        rm.take_step(models, cfg)
     one = models_of(llama)
-    rm.gradient_step(batch, [0, 1], one, cfg)
+    batch = rm.collate(rm.rollout(one, "bandit", [300, 301, 302, 303], 1, cfg, 0), "cpu")
+    batch["adv"] = torch.tensor([[1.0], [-2.0], [3.0], [-4.0]]) * batch["mask"]
+    step(one, [0, 1])
     other = models_of(one.policy)
-    rm.gradient_step(batch, [2, 3], one, cfg)
-    assert not survive.equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
-    rm.gradient_step(batch, [2, 3], other, cfg)
-    assert survive.equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
+    step(one, [2, 3])
+    assert not equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
+    step(other, [2, 3])
+    assert equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
 
 
-def test_evaluation_on_other_worlds(tmp_path):
+def test_evaluation_on_other_worlds(tmp_path, monkeypatch):
     others = "sokoban_newvocab,frozenlake,sokoban"
-    rows = run(tmp_path / "run", "--env", "sokoban", "--eval-envs", others, "--eval-only")
-    assert list(rows) == ["sokoban", "sokoban_newvocab", "frozenlake"]
-    assert not (tmp_path / "run").exists(), "an evaluation makes no folder"
+    cfg = settings("", "--env", "sokoban", "--eval-envs", others, "--eval-only")
+    monkeypatch.chdir(tmp_path)
+    found = rm.evaluate(0, rm.load_models(cfg), cfg)
+    assert list(found) == ["sokoban", "sokoban_newvocab", "frozenlake"]
+    assert not list(tmp_path.iterdir()), "an evaluation makes no files"
+
+
+def test_evaluation_in_parts_draws_anew_for_each(cfg, monkeypatch):
+    """The same numbers for every part would give levels of different parts the same luck."""
+    monkeypatch.setattr(rm, "EVALUATED_AT_ONCE", 3)
+    cfg = replace(cfg, env="bandit", algo="grpo", eval_prompts=8, temperature=0.9)
+    parts = []
+
+    def spy(models, name, seeds, N, cfg, sampling_seed):
+        parts.append((list(seeds), N, sampling_seed, cfg.temperature))
+        return rm.rollout(models, name, seeds, N, cfg, sampling_seed)
+    rm.evaluate(0, rm.load_models(cfg), cfg, spy)
+    seeds, N, sampling_seeds, temperatures = zip(*parts)
+    assert sum(seeds, []) == list(range(8)) and len(set(sampling_seeds)) == len(parts) == 3
+    assert set(N) == {1} and set(temperatures) == {rm.EVAL_TEMPERATURE} and cfg.temperature == 0.9
 
 
 def test_training_levels_are_no_evaluation_levels(tmp_path, monkeypatch):
     """Nearly all seeds are made evaluation seeds: training draws none of them, and no seed twice."""
     monkeypatch.setattr(envs, "EVAL_SEEDS", range(2 ** 31 - 10 ** 6))
     drawn = []
-    rollout = rm.rollout
 
-    def spy(policy, tok, name, seeds, *rest):
+    def spy(models, name, seeds, *rest):
         drawn.append(list(seeds))
-        return rollout(policy, tok, name, seeds, *rest)
-    monkeypatch.setattr(rm, "rollout", spy)
-    run(tmp_path / "run", *"--env bandit --prompts 20 --rollouts 2 --max-turns 1 --max-new-tokens 1".split())
+        return rm.rollout(models, name, seeds, *rest)
+    flags = "--env bandit --prompts 20 --rollouts 2 --max-turns 1 --max-new-tokens 1"
+    run(tmp_path / "run", *flags.split(), play=spy)
     before, first, second, after = drawn
     assert before == after == [0, 1, 2, 3]
     assert len({*first, *second}) == 40 and min(first + second) >= 2 ** 31 - 10 ** 6
 
 
-def test_learning_on_a_toy(tmp_path, random_folder, monkeypatch):
-    """An executable claim: where the token 'Up' pays, a random model learns to write it."""
-    def toy(traj, tok, cfg, ends):
-        answer = traj.ids[traj.answer_start:]
-        reward = answer.count(tok.convert_tokens_to_ids("Up")) / cfg.max_new_tokens
-        traj.reward[-1], traj.done = reward, True
-        traj.turns.append(dict(state="", answer="", valid=True, reward=reward, tokens=len(answer), claims=[]))
-    monkeypatch.setattr(rm, "take_turn", toy)
-    sizes = ("--env bandit --prompts 2 --rollouts 32 --update-size 32 --iterations 12 --max-new-tokens 6 --lr 1e-2 "
-             "--critic-lr 5e-3 --eval-every 0")
-    for algo in ("ppo", "grpo"):
-        rows = run(tmp_path / algo, *sizes.split(), "--algo", algo, model=random_folder)
-        assert rows[-1]["reward"] > rows[1]["reward"] + 0.5, (algo, rows[1]["reward"], rows[-1]["reward"])
+class UpPays(envs.Bandit):
+    """A toy: every "Up" in an answer pays, whatever else it says."""
+
+    def __init__(self):
+        super().__init__("Teacher", "Engineer")
+
+    def bonus(self, turn):
+        return turn["answer"].count("Up") / 6
 
 
-def test_pictures_of_a_run(bandit, capsys):
-    """The dashboard that it drew at its end, and the page of two of its episodes."""
-    out, _ = bandit
-    assert (out / "curves.png").stat().st_size > 10_000
-    plots.main(["xray", str(out)])
-    assert capsys.readouterr().out == f"{out / 'xray.html'}\n"
-    assert json.dumps(str(out)) in (out / "xray.html").read_text()
+def toy(out, model, algo):
+    return rm.Config(env=UpPays, model=model, device="cpu", algo=algo, out=str(out), prompts=2, rollouts=16,
+                     iterations=12, max_turns=1, max_new_tokens=6, lr=1e-2, critic_lr=5e-3, eval_every=0)
+
+
+def rloo(trajs, models, cfg, seed):
+    """REINFORCE leave one out: an episode against the mean of the others of its group."""
+    R = rm.returns(trajs, cfg)
+    others = (R.sum(1, keepdim=True) - R) / (cfg.rollouts - 1)
+    batch = rm.collate(trajs, cfg.device)
+    batch["adv"] = (R - others).view(-1, 1) * batch["mask"]
+    return batch, rm.updates(batch, models, cfg, seed)
+
+
+@pytest.mark.parametrize("algo, learn", [("ppo", rm.learn), ("grpo", rm.learn), ("grpo", rloo)])
+def test_learning_on_a_toy(tmp_path, random_folder, algo, learn):
+    """An executable claim: where the word 'Up' pays, a random model learns to write it; with a method of one's own, too."""
+    rows, _ = rm.train(toy(tmp_path / "run", random_folder, algo), learn=learn)
+    assert rows[-1]["reward"] > rows[1]["reward"] + 0.5, (algo, rows[1]["reward"], rows[-1]["reward"])
+    assert json.loads((tmp_path / "run/config.json").read_text())["env"] == "UpPays"
+
+
+def test_the_picture_of_a_run(bandit):
+    assert (bandit[0] / "curves.png").stat().st_size > 10_000
+
+
+# -------------------------------------------------------------------------------------------------------- seams
+def test_train_gives_back_rows_and_models_and_changes_nothing_else(tmp_path, folder):
+    cfg = settings(tmp_path / "run", *"--env bandit --algo grpo --iterations 1".split(), model=folder)
+    before = asdict(cfg)
+    rows, models = rm.train(cfg)
+    assert asdict(cfg) == before and rows == rows_of(tmp_path / "run")
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run/checkpoint")
+    assert equal(dict(saved.state_dict()), dict(models.policy.state_dict()))
+
+
+def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folder):
+    flags = "--env bandit --algo grpo --iterations 1 --eval-every 0".split()
+    cfg = settings(tmp_path / "run", *flags, model=folder)
+    given = rm.load_models(cfg)
+    start = copy.deepcopy(given.policy.state_dict())
+    rows, models = rm.train(cfg, given)
+    assert models is given and not equal(dict(start), dict(given.policy.state_dict()))
+    again, _ = rm.train(cfg)
+    assert untimed(again) == untimed(rows) and (tmp_path / "run-2").is_dir()
+
+
+def test_watch_sees_all_of_an_iteration_adds_columns_and_may_stop(tmp_path, folder, tok):
+    """Two slices an iteration; what it adds is logged, and a run that it ends is saved."""
+    seen = []
+
+    def watch(row, trajs, learned, models, cfg):
+        seen.append((row["iteration"], len(trajs), [len(batch["adv"]) for batch, _ in learned if batch]))
+        assert cfg.out == str(tmp_path / "run") and len(rows_of(cfg.out)) == row["iteration"], "it is not logged yet"
+        assert len(models.tok) == len(tok)
+        for batch, steps in learned:
+            assert not steps or batch["adv"].shape == batch["mask"].shape
+        row["answers"] = sum(len(traj.turns) for traj in trajs)
+        return row["iteration"] == 2
+    flags = "--env sokoban --online-k 2 --iterations 5 --eval-every 0".split()
+    rows = run(tmp_path / "run", *flags, model=folder, watch=watch)
+    assert [row["iteration"] for row in rows] == [0, 1, 2] == [i for i, _, _ in seen]
+    assert [n for _, n, _ in seen] == [0, 16, 16] and all(kept in ([8, 8], [8], []) for _, _, kept in seen)
+    assert rows_of(tmp_path / "run") == rows
+    assert [row["answers"] for row in rows] == pytest.approx([row.get("turns", 0) * 16 for row in rows])
+    saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
+    assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
+
+
+def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok):
+    """One that writes by script: every answer is valid, and no model is asked."""
+    def scripted(models, name, seeds, N, cfg, sampling_seed):
+        trajs = []
+        for group, seed in enumerate(seeds):
+            for episode in range(N):
+                traj = rm.begin(name, seed, episode, group, models.tok, cfg)
+                arm = traj.env.actions[episode % 2]
+                traj.append(models.tok(f"</think><answer>{arm}</answer><|im_end|>").input_ids, sampled=True, logp=-1.0)
+                rm.take_turn(traj, models.tok, cfg, [models.tok.eos_token_id])
+                trajs.append(traj)
+        return trajs
+    rows = run(tmp_path / "run", *"--env bandit --algo grpo --iterations 1".split(), model=folder, play=scripted,
+               learn=lambda *_: ({}, []))
+    assert rows[0]["eval"] == rows[1]["eval"] == {"bandit": 0.0}, "episode 0 pulls the sure arm"
+    assert rows[1]["valid"] == 1 and rows[1]["success"] == 0.5 and (rows[1]["updates"], rows[1]["kept"]) == (0, 0)
+
+
+@pytest.mark.parametrize("spoilt", ["dropout", "scaled logits"])
+def test_a_model_whose_updates_read_other_numbers_is_refused_in_the_first_iteration(tmp_path, tok, folder, spoilt):
+    cfg = settings(tmp_path / "run", *"--env frozenlake --algo grpo --kl-coef 0".split(), model=folder)
+    policy = random_llama(len(tok), attention_dropout=0.1 * (spoilt == "dropout"))
+    if spoilt == "dropout":
+        policy.train()
+    else:
+        policy.lm_head.register_forward_hook(lambda *_: None)  # harmless: what follows is behind the output layer
+        policy.register_forward_hook(lambda _, __, output: output | {"logits": output.logits / 4})
+    models = rm.Models(policy, None, None, rm.make_optimizer(policy, None, cfg), tok)
+    uneven = iter(range(10 ** 6))
+
+    def play(*args):  # a random model earns the same in all its episodes: then nothing would be compared
+        trajs = rm.rollout(*args)
+        for traj in trajs:
+            traj.turns[-1]["reward"] += next(uneven) % 3
+        return trajs
+    with pytest.raises(rm.UserError, match="log-probs") as error:
+        rm.train(cfg, models, play=play)
+    assert "\n" not in str(error.value) and len(rows_of(tmp_path / "run")) == 1, "no row of it is logged"
+
+
+def test_small_models_on_a_cpu_use_one_thread(cfg, tmp_path, tok):
+    before = torch.get_num_threads()
+    large = save(tmp_path, random_llama(90_000, tie_word_embeddings=True), tok)  # 11.5 MB
+    try:
+        torch.set_num_threads(2)
+        rm.load_models(rm.Config(model=large, device="cpu", algo="grpo", kl_coef=0.0, max_new_tokens=9))
+        assert torch.get_num_threads() == 2
+        rm.load_models(cfg)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, folder, capsys):
+    def play(models, name, seeds, N, cfg, sampling_seed):
+        if N > 1:  # not in the evaluation
+            os.kill(os.getpid(), signal.SIGINT)
+        return rm.rollout(models, name, seeds, N, cfg, sampling_seed)
+    before = signal.getsignal(signal.SIGINT)
+    rows = run(tmp_path / "run", "--env", "bandit", "--iterations", 5, model=folder, play=play)
+    assert len(rows) == len(rows_of(tmp_path / "run")) == 2 and signal.getsignal(signal.SIGINT) is before
+    assert "stopping after this iteration" in capsys.readouterr().err
+    saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
+    assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
 
 # ------------------------------------------------------------------------------------- folders, checkpoints, settings
@@ -147,8 +296,9 @@ def test_a_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(b
     model = transformers.AutoModelForCausalLM.from_pretrained(out / "checkpoint")
     tok = transformers.AutoTokenizer.from_pretrained(out / "checkpoint")
     start = transformers.AutoModelForCausalLM.from_pretrained(rm.TINY)
-    assert tok.chat_template and not survive.equal(dict(model.state_dict()), dict(start.state_dict()))
-    again = rm.run(rm.parse_config(["--eval-only", "--model", str(out / "checkpoint")]))
+    assert tok.chat_template and not equal(dict(model.state_dict()), dict(start.state_dict()))
+    cfg = rm.parse_config(["--eval-only", "--model", str(out)])
+    again = rm.evaluate(0, rm.load_models(cfg), cfg)
     assert again == rows[-1]["eval"] and rows[-1]["eval"] != rows[0]["eval"]
     assert re.search(r"bandit \d\.\d\d \[\d\.\d\d, \d\.\d\d\]  random 0.50  optimal 1.00", capsys.readouterr().out)
 
@@ -158,20 +308,53 @@ def test_nothing_is_overwritten(tmp_path, bandit):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     run(f"{out}/", "--iterations", 1, "--eval-every", 0)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    assert len(survive.rows_of(tmp_path / "run-2")) == 2
+    assert len(rows_of(tmp_path / "run-2")) == 2
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_checkpoint_brings_the_settings_of_its_run(bandit, tmp_path, copied):
-    """RUN/checkpoint, or a copy of it anywhere; what is given beside it counts more."""
-    checkpoint = bandit[0] / "checkpoint"
-    if copied:
-        checkpoint = shutil.copytree(checkpoint, tmp_path / "elsewhere")
-    cfg = rm.parse_config(["--model", f"{checkpoint}/", "--iterations", "7"])
+def test_a_run_brings_its_settings(bandit):
+    """What is given beside it counts more."""
+    cfg = rm.parse_config(["--model", f"{bandit[0]}/", "--iterations", "7"])
     assert (cfg.env, cfg.algo, cfg.max_new_tokens, cfg.lr, cfg.iterations) == ("bandit", "grpo", 20, 1e-3, 7)
-    assert cfg.out == "" and cfg.model == f"{checkpoint}/"
-    s = rm.parse_config(["--model", str(checkpoint), "--starpo-s"])
+    assert cfg.out == "" and Path(cfg.model) == bandit[0] / "checkpoint"
+
+
+def test_starpo_s_beside_a_run_changes_its_three_values(bandit):
+    s = rm.parse_config(["--model", str(bandit[0]), "--starpo-s"])
     assert (s.keep, s.kl_coef, s.clip_high) == (0.25, 0.0, 0.28), "what its run had for these is forgotten"
+
+
+def test_an_old_run_goes_on_without_settings_that_it_did_not_know(tmp_path, folder):
+    """A setting that is missing in its config.json takes its default; one that is gone is ignored. The rows are the
+    same as if it had not stopped."""
+    flags = "--env bandit --algo ppo --seed 3 --max-turns 1".split()
+    whole = run(tmp_path / "whole", *flags, "--iterations", 2, model=folder)
+    out = tmp_path / "run"
+    run(out, *flags, "--iterations", 1, model=folder)
+    about = json.loads((out / "config.json").read_text())
+    for name in ("epochs", "lam", "no_think", "online_k"):
+        del about[name]
+    (out / "config.json").write_text(json.dumps(about | {"truth_reward": 0.5}))
+    again, _ = rm.train(rm.parse_config(["--resume", str(out), "--iterations", "2"]))
+    assert again == rows_of(out) and [row["iteration"] for row in again] == [0, 1, 2]
+
+    def trained(rows):  # at its last iteration a run evaluates, whatever --eval-every says
+        return [{key: x for key, x in row.items() if key != "eval"} for row in untimed(rows)]
+    assert trained(again) == trained(whole) and again[2]["eval"] == whole[2]["eval"]
+
+
+def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path, folder):
+    out = tmp_path / "run"
+    flags = "--env bandit --algo ppo --critic-lr 2e-3 --eval-every 0".split()
+    _, models = rm.train(settings(out, *flags, model=folder))
+    for given, rates in (("", [1e-3, 2e-3]), ("--lr 0.5", [0.5, 2e-3]), ("--lr 0.5 --critic-lr 0.25", [0.5, 0.25])):
+        again = rm.load_models(rm.parse_config(["--resume", str(out), *given.split()]))
+        assert rm.restore(again, str(out)) == (out / "log.jsonl").read_text()
+        assert [group["lr"] for group in again.optimizer.param_groups] == rates
+        memory = again.optimizer.state_dict()["state"]  # Adam's averages
+        assert memory and equal(memory, models.optimizer.state_dict()["state"])
+        for name in ("policy", "critic", "ref"):
+            assert equal(*(dict(getattr(some, name).state_dict()) for some in (models, again)))
+        assert not equal(dict(again.policy.state_dict()), dict(again.ref.state_dict())), "ref stays what it was"
 
 
 def test_starpo_s_is_three_values_and_each_can_be_set_alone():
@@ -182,20 +365,17 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
     assert (base.keep, base.kl_coef, base.clip_high) == (1.0, 0.001, 0.2)
     assert rm.parse_config("--starpo-s --keep 0.5 --device cpu".split()).keep == 0.5
     assert rm.parse_config("--starpo-s --kl-coef 0.01 --device cpu".split()).clip_high == 0.28
-    assert "keeps 2 of 8" in rm.explain(s) and "KL off" in rm.explain(s) and "never clipped" in rm.explain(s)
-    assert "clipped to 0.8..1.2" in rm.explain(base)
 
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--foo 1", "--help"), ("--iter 5", "--help"), ("--prompts two", "int"), ("--env chess", "frozenlake"),
-    ("--keep 0", "above 0"), ("--keep 1.5", "at most 1"), ("--rollouts 0", "above 0"), ("--lr nan", "above 0"),
-    ("--lr inf", "at most"), ("--seed -1", "at least 0"), ("--eval-envs bandit,chess", "chess"),
+    ("--env chess", "frozenlake"), ("--eval-envs bandit,chess", "chess"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
-    ("--resume {tmp}", "does not exist: nothing to go on with")]
+    ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
+    ("--resume {tmp}", "no checkpoint")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
@@ -203,37 +383,66 @@ def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
     (tmp_path / "empty").mkdir()
     base = save(tmp_path / "base", random_llama(len(tok)), tok)
     Path(base, "chat_template.jinja").unlink()
-    mistakes = MISTAKES if torch.cuda.is_available() else [*MISTAKES, ("--device cuda", "cpu")]
+    mistakes = MISTAKES if torch.cuda.is_available() else [*MISTAKES, ("--device cuda", "CUDA")]
     for flags, says in mistakes:
         flags = flags.format(tmp=tmp_path / "empty", file=tmp_path / "file", base=base)
         with pytest.raises((rm.UserError, OSError)) as error:
-            rm.train(rm.parse_config(["--device", "cpu", *flags.split()]))
+            rm.train(rm.parse_config(["--device", "cpu", "--out", str(tmp_path / "run"), *flags.split()]))
         assert says in str(error.value) and "\n" not in str(error.value), (flags, str(error.value))
 
 
-@pytest.mark.parametrize("error, says", [
-    (rm.UserError("too hot"), "too hot"), (OSError(28, "No space left on device"), "No space left on device"),
-    (rm.SafetensorError("No space left"), "--resume RUN")])
-def test_main_prints_one_line_and_exits_with_2(error, says, monkeypatch, capsys):
-    def fail(cfg):
-        raise error
-    monkeypatch.setattr(rm, "train", fail)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # keeps the handlers of this process
-    monkeypatch.setattr(rm.sys, "argv", ["ragen_mini.py", "--device", "cpu"])
+@pytest.mark.parametrize("flags", ["--rollouts 0", "--keep -0.5", "--lr nan", "--lr -1", "--seed -1", "--iterations -1",
+                                   "--max-turns 0", "--success-rate 1.5"])
+def test_numbers_that_make_no_sense(flags, tmp_path):
+    with pytest.raises(rm.UserError) as error:
+        rm.parse_config(flags.split())
+    assert "\n" not in str(error.value) and flags.split()[0][2:].replace("-", "_") in str(error.value).replace("-", "_")
+
+
+@pytest.mark.parametrize("flags, says", [("--foo 1", "--foo"), ("--iter 5", "--iter"), ("--prompts two", "int")])
+def test_options_that_do_not_exist(flags, says, capsys):
     with pytest.raises(SystemExit) as end:
-        rm.main()
-    told = capsys.readouterr().err
-    assert end.value.code == 2 and says in told and told.count("\n") == 1
+        rm.parse_config(flags.split())
+    assert end.value.code == 2 and says in capsys.readouterr().err
 
 
-def test_help_reads_like_config(capsys):
+def command_line(*flags):  # as `python ragen_mini.py` would do it, but in this process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["ragen_mini.py", "--device", "cpu", *map(str, flags)])
+        runpy.run_path(str(ROOT / "ragen_mini.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("flags, says", [("--env chess", "frozenlake"), ("--algo dpo", "ppo or grpo"),
+                                         ("--out {file}/run --iterations 1", "Not a directory")])
+def test_the_command_line_ends_with_one_line(tmp_path, flags, says):
+    """A text as exit code: Python prints it, and exits with 1."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        command_line(*flags.format(file=tmp_path / "file").split())
+    text = str(end.value)
+    assert says in text and "\n" not in text and not isinstance(end.value.code, int)
+
+
+def test_the_command_line_trains_evaluates_and_plays(tmp_path, capsys):
+    command_line(*SMALL, *"--env bandit --algo grpo --seed 3 --eval-prompts 8".split(), "--out", tmp_path / "run")
+    assert len(rows_of(tmp_path / "run")) == 3
+    evaluated = [float(text) for text in re.findall(r"bandit (\d\.\d\d)", capsys.readouterr().out)]
+    command_line("--model", tmp_path / "run", "--eval-only")
+    assert float(re.search(r"bandit (\d\.\d\d)", capsys.readouterr().out)[1]) == evaluated[-1]
+    command_line("--model", tmp_path / "run", "--play", 7)
+    shown = capsys.readouterr().out
+    arms = re.search("Teacher and Engineer|Engineer and Teacher", envs.make("bandit").reset(7)[0])[0]
+    assert arms in shown and re.search(r"return -?\d", shown)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "neither of them makes a folder"
+
+
+def test_help_shows_every_setting(capsys):
     with pytest.raises(SystemExit) as end:
         rm.parse_config(["--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
-    for name, option in rm.Config.__dataclass_fields__.items():
-        assert re.search(rf"--{name.replace('_', '-')}\b", text), name
-        assert option.metadata["help"].split()[0] in text, name
+    for name in rm.Config.__dataclass_fields__:
+        assert re.search(rf"\b{name}: \w+ = ", text), name
 
 
 # --------------------------------------------------------------------------------------------- small things
@@ -241,8 +450,10 @@ def test_in_the_folder_of_a_run_its_checkpoint_is_not_taken_unasked(bandit, monk
     out, _ = bandit
     for folder in (out, out / "checkpoint"):
         monkeypatch.chdir(folder)
-        cfg = rm.parse_config(["--device", "cpu"])
+        cfg = rm.parse_config(["--device", "cpu", "--model", "tiny"])
         assert (cfg.model, cfg.env, cfg.algo) == ("tiny", "frozenlake", "ppo")
+        cfg = rm.parse_config(["--device", "cpu"])
+        assert (cfg.env, cfg.algo) == ("frozenlake", "ppo")
 
 
 @pytest.mark.parametrize("wanted", [dict(play=7), dict(eval_only=True)])
@@ -251,19 +462,17 @@ def test_who_only_plays_needs_neither_critic_nor_reference(wanted, folder):
     assert models.critic is None and models.ref is None
 
 
-@pytest.mark.parametrize("reward, said", [(1.0, "1.0"), (-0.1, "-0.1"), (0.1 + 0.2, "0.3"), (10.9, "10.9"), (0.15, "0.15"), (0.0, "0.0")])
+@pytest.mark.parametrize("reward, said", [(1.0, "1.0"), (-0.1, "-0.1"), (0.1 + 0.2, "0.3"), (10.9, "10.9"),
+                                          (0.15, "0.15"), (0.0, "0.0")])
 def test_a_reward_is_told_as_it_is(reward, said, cfg):
     env = envs.make("bandit")
     env.reset(0)
     assert rm.message(env, cfg, 3, reward).startswith(f"Reward: {said}\n")
 
 
-def test_out_of_memory_keeps_its_own_advice():
-    with pytest.raises(torch.OutOfMemoryError), rm.otherwise("--model cannot be loaded"):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-def test_who_stops_before_the_first_iteration_is_told_how_to_go_on(cfg, tmp_path, capsys):
-    cfg.out = str(tmp_path)
-    rm.sum_up([{"iteration": 0}], cfg)
-    assert capsys.readouterr().out == f"Go on: python ragen_mini.py --resume {tmp_path}\n"
+def test_a_run_in_which_nothing_can_be_compared_ends(tmp_path, folder):
+    """Ten iterations without an update: the rows stay, and it is saved."""
+    flags = "--env bandit --iterations 30 --eval-every 0 --max-new-tokens 1".split()
+    rows = run(tmp_path / "run", *flags, model=folder)
+    assert [row["updates"] for row in rows[1:]] == [0] * 10 and rows_of(tmp_path / "run") == rows
+    assert not any(np.isfinite(row.get("grad_norm", np.nan)) for row in rows)

@@ -17,6 +17,7 @@ import argparse
 import functools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -67,6 +68,33 @@ def best_path(lake, success_rate, actions_left, length):  # -> at most `length` 
     return path
 
 
+def solve(env):
+    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or None. To be called
+    before the level is won."""
+    paths = {env.state: []}
+    queue = [env.state]
+    for state in queue:  # the list grows while we walk along it: breadth first
+        for action in env.actions:
+            _, new, _, over = env.outcomes(state, action)[0]
+            if new in paths:
+                continue
+            paths[new] = paths[state] + [action]
+            if env.won(new):
+                return paths[new]
+            if not over:
+                queue.append(new)
+
+
+def offset(a, b):
+    """offset((0, 0), (2, 1)) -> "2 down and 1 right" """
+    down, right = b[0] - a[0], b[1] - a[1]
+    parts = []
+    for steps, word in ((-down, "up"), (down, "down"), (-right, "left"), (right, "right")):
+        if steps > 0:
+            parts.append(f"{steps} {word}")
+    return " and ".join(parts)
+
+
 def choose(rng, options):
     return options[rng.integers(len(options))]
 
@@ -77,16 +105,16 @@ def planner(env, actions_left, rng):  # -> thought, actions; or None: there is n
         length = rng.choice([1, 2, 3, 4], p=[0.15, 0.4, 0.3, 0.15])
         path = best_path(env, 1 / 3 if careful else 0.8, actions_left, length)
         thought = choose(rng, CAREFUL if careful else BOLD)
-        return thought.format(envs.offset(env.state, env.level["goal"])), path
+        return thought.format(offset(env.state, env.level["goal"])), path
     if isinstance(env, envs.Sokoban):
-        path = envs.solve(env)
+        path = solve(env)
         if path is None:
             return None
         player, boxes = env.state
-        to_box = envs.offset(player, boxes[0])
-        to_target = envs.offset(boxes[0], env.level["targets"][0])
+        to_box = offset(player, boxes[0])
+        to_target = offset(boxes[0], env.level["targets"][0])
         return choose(rng, PUSHING).format(box=to_box, target=to_target), path
-    arms = list(env.level["shown"])
+    arms = list(env.level)
     rng.shuffle(arms)
     arm = choose(rng, arms)
     thoughts = [f"{name} sounds {SOUNDS[name]}." for name in arms]
@@ -117,10 +145,9 @@ def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: na
         text = f"<think>{thought}</think>{answer}"
         if no_think:
             text = answer
-        text = text.removeprefix(rm.first_tag(no_think)) + "<|im_end|>"
-        for token in tok(text).input_ids:
-            assert token != tok.unk_token_id, f"a word of {text!r} is not in the vocabulary"
-            traj.add_sampled(token, 0.0)
+        ids = tok(text.removeprefix(cfg.first_tag) + "<|im_end|>").input_ids
+        assert tok.unk_token_id not in ids, f"a word of {text!r} is not in the vocabulary"
+        traj.append(ids, sampled=True)
         rm.take_turn(traj, tok, cfg, [tok.eos_token_id])
     return traj
 
@@ -154,17 +181,18 @@ def teach(model, demos, steps, speed, rng, title):
 
 
 def report(title, model, tok):
-    """Success on the evaluation levels, greedy and as in training's evaluation."""
+    """Success on the evaluation levels, nearly greedy and as in training's evaluation."""
+    players = SimpleNamespace(policy=model, tok=tok)
     worlds = [("sokoban", 1 / 3), ("frozenlake", 0.8), ("frozenlake", 1 / 3), ("bandit", 1 / 3)]
     for name, success_rate in worlds:
         cfg = rm.Config(env=name, model="tiny", device="cpu", success_rate=success_rate)
-        random, optimal = envs.yardsticks_of_run(name, vars(cfg))
+        random, optimal = rm.yardsticks(name, cfg)
         line = f"{title}: {name} {success_rate:.2f}"
-        for temperature in (0, rm.EVAL_TEMPERATURE):
-            trajs = rm.rollout(model, tok, name, envs.EVAL_SEEDS, 1, cfg, 0, temperature)
+        for cfg.temperature in (1e-4, rm.EVAL_TEMPERATURE):
+            trajs = rm.rollout(players, name, envs.EVAL_SEEDS, 1, cfg, 0)
             success = np.mean([traj.success for traj in trajs])
             low, high = envs.interval(success, len(trajs))
-            line += f"  at temperature {temperature}: {success:.2f} [{low:.2f}, {high:.2f}]"
+            line += f"  at temperature {cfg.temperature:g}: {success:.2f} [{low:.2f}, {high:.2f}]"
         print(f"{line}  random {random:.2f}  optimal {optimal:.2f}", flush=True)
 
 
