@@ -20,7 +20,7 @@ from which `step` rolls the dice:
 seeds the dice of the episode: slips and pay-outs. Nothing touches a global random state.
 
     python envs.py                    the success of random and of optimal play in every world, by number of actions
-    python envs.py play sokoban 7     play level 7: you read what the language model reads
+    python envs.py play sokoban 7     play level 7: you see the states that the model reads
 """
 import argparse
 import itertools
@@ -295,7 +295,7 @@ def undo(state, floor):  # yields every state from which one action leads to `st
 
 
 # ---------------------------------------------------------------------------------------------- names of worlds
-ENVS = {  # those with longer names are for evaluation: does what was learnt carry over?
+ENVS = {  # those with _ in their names are for evaluation: does what was learnt carry over?
     "bandit": partial(Bandit, sure="Teacher", risky="Engineer"),
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead

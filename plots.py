@@ -5,7 +5,7 @@
     python plots.py collapse RUN                        one below the other: what moved first? RUN/collapse.png
 
 A *metric* is a column of the log; "eval sokoban" is the success on evaluation levels of Sokoban. The top of ragen_mini.py
-says what turns, thoughts, returns and groups are.
+says what the words mean.
 """
 import argparse
 import json
@@ -48,7 +48,7 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # ----------------------------------------------------------------------------------------------- what a run logs
-def statistics(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each slice -> columns of log.jsonl
+def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each slice -> columns of log.jsonl
     turns, steps, kept = [], [], 0
     for traj in trajs:
         turns += traj.turns

@@ -11,16 +11,19 @@
     python ragen_mini.py --resume RUN --iterations 100    go on, exactly as if it had not stopped
     python ragen_mini.py --model RUN --play 7             see it play level 7 (or --eval-only)
 
-Words: a *prompt* is an initial state of the world, as text; a *group* is the N episodes that start from one. A
-*trajectory* is an episode as tokens. A *turn* is one message of the world and one answer of the model, which may hold
-several *actions*; but a *time step* is a token that the model wrote. An *iteration* is one rollout and all its *updates*,
-gradient steps on E = 32 trajectories. The *advantage* says how much better than expected things went after a token. The
-*ratio* is a token's probability now, divided by the one with which it was sampled. pi is the policy, the model as a
-player, pi_old that of the last rollout. The *critic* (PPO) forecasts the rewards still to come. Why: tutorial.ipynb.
+Words
+    prompt      an initial state of the world, as text; P of them in an iteration. group: the N episodes from one prompt
+    trajectory  an episode as tokens: message, answer, message, ...; B = P*N of them in a rollout; R: its return
+    turn        one message of the world and one answer of the model: a thought, and one or more actions
+    time step   a token that the model wrote, not a turn
+    advantage   A: how much better than expected things went after a token
+    ratio       a token's probability now, divided by the one with which it was sampled
+    update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
+    policy      pi, the model as a player; pi_old: at the last rollout; critic (PPO): forecasts the rewards still to come
 
-Shapes: B = P*N trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that
-the model wrote, b rows of a pass, q new tokens of a row, V words of the vocabulary, D the model's width. Each section
-begins with the function that uses the others.
+Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
+model wrote, b rows of a pass, q new tokens of a row, V words of the vocabulary, D the model's width. Most sections begin
+with the function that uses the others. Why the method works: tutorial.ipynb.
 """
 import argparse
 import contextlib
@@ -143,16 +146,16 @@ class Models:
 
 # ------------------------------------------------------------------------------------- an episode as tokens
 PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: no thought inside a thought
-SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>{PLAIN}</answer>\s*", re.S)  # no thought with --no-think
+SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
 
 
 class Trajectory:
     """Four lists grow together, one entry a token. NOTE: who wrote a token is recorded when it is appended, never
     reconstructed from text or special tokens: that goes wrong where the end of a turn and the padding are the same token.
-        ids       <|im_start|> user ... <think>    The goal is ... </answer> <|im_end|>    <|im_start|> user ...
-        mask      0            0        0          1   1    1      1         1             0            0
-        old_logp  0            0        0         -1.2 0.0 -0.1   -0.3      -0.1           0            0
-        reward    0            0        0          0   0    0      0         1.0           0            0"""
+        ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
+        mask      0            0        0          1   1   1      1         1             0            0
+        old_logp  0            0        0         -1.2 0.0 -0.1  -0.3      -0.1           0            0
+        reward    0            0        0          0   0   0      0        -0.1           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # from which of the P prompts it started
@@ -229,7 +232,8 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
     if not found:
         return None
     known = {action.lower(): action for action in actions}
-    chosen = [known.get(word.strip().lower()) for word in found[3].split("||")[:limit]]  # what follows is dropped, unread
+    words = found["actions"].split("||")[:limit]  # what follows is dropped, unread
+    chosen = [known.get(word.strip().lower()) for word in words]
     return None if None in chosen else chosen
 
 
@@ -269,7 +273,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     for group, seed in enumerate(seeds):
         for episode in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, episode, group, tok, cfg))
-    ends = encode(tok, cfg.first_tag, ".", after_answer=True)[0], tok.eos_token_id  # of an answer; first the template's
+    ends = encode(tok, cfg.first_tag, ".", after_answer=True)[0], tok.eos_token_id  # of an answer; the template's first
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
     live = trajs
@@ -293,8 +297,9 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
     tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
-    columns = tokens[:, 0].tolist(), logp.gather(1, tokens)[:, 0].tolist(), entropy_of(logp).tolist()
-    for traj, token, token_logp, entropy in zip(trajs, *columns):
+    token_logps = logp.gather(1, tokens)[:, 0].tolist()
+    entropies = entropy_of(logp).tolist()
+    for traj, token, token_logp, entropy in zip(trajs, tokens[:, 0].tolist(), token_logps, entropies):
         traj.cached = len(traj.ids)  # all that was read; this token is not
         traj.append([token], True, token_logp)
         traj.entropy += entropy
@@ -349,7 +354,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         free = list(range(traj.cached, traj.cached + q))
         inputs.append([0] * (q - len(new)) + new)
         columns.append(free[len(new):] + free[:len(new)])  # pads get those behind
-    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # (b,q) each
+    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
+    cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = q + max(traj.cached for traj in trajs)
     later = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
@@ -393,21 +399,21 @@ def nothing_to_compare(R, cfg):  # (k,N)
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N) -> batch: what collate returns, and adv (B,T-1)
-    """Computed once, before the first update, then frozen. What is subtracted from the rewards does not depend on the
-    token that is judged: it lowers the noise of the gradient and leaves its mean. The KL penalty (App. B.2) stands in the
-    reward, r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training. Its mean over what pi_old
-    samples is KL(pi_old || pi_ref). NOTE: in the loss it would at first have no gradient on average."""
+    """Computed once, before the first update, then frozen. The forecast that is subtracted (of the critic, or the mean of
+    the group) is known without the token that is judged: it lowers the noise of the gradient and leaves its mean.
+    The KL penalty (App. B.2) stands in the reward: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before
+    training. Its mean over what pi_old samples is KL(pi_old || pi_ref)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)
         batch["kl"] = (batch["old_logp"] - ref_logp) * mask
-        penalty = -cfg.kl_coef * batch["kl"]  # a reward, mostly below 0
+        penalty = -cfg.kl_coef * batch["kl"]  # a reward, below 0 on average
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM and the bonus mean the same in every world
+        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # A of the episode, and the KL penalties from this token on, which the group's std does not divide
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -479,11 +485,12 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step: 
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.update_size):
             stats = add_gradients(batch, rows.tolist(), models, cfg)
-            steps.append(stats | kl | {"grad_norm": take_step(models, cfg)})
+            norm = take_step(models, cfg)
+            steps.append(stats | kl | {"grad_norm": norm})
     return steps
 
 
-@autocast  # NOTE: anew for each step, since it keeps bf16 copies of the weights until it is left: stale ones after a step
+@autocast  # NOTE: entered anew for each step. It keeps bf16 copies of the weights, which are stale after a step
 def add_gradients(batch, rows, models, cfg, total=None):  # -> statistics
     """The mean over all trained tokens of these rows (paper: over trajectories, of means over tokens), in parts that fit
     into memory, whose gradients add up. NOTE: divide by the tokens of *all* parts (total: also of other processes)."""
@@ -513,7 +520,7 @@ def take_step(models, cfg):  # -> length of the policy's gradient
     return norms[0]
 
 
-def losses(part, models, cfg):  # yields name, (n,). What has a gradient is passed back at once: one network in memory
+def losses(part, models, cfg):  # yields name, (n,); one by one, so that only one network's activations are in memory
     mask = part["mask"]
     old_logp = part["old_logp"][mask]
     logp, entropy = token_logps(models.policy, part, cfg)
@@ -528,8 +535,8 @@ def losses(part, models, cfg):  # yields name, (n,). What has a gradient is pass
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, negated. In the first update of an iteration every ratio is 1,
-    and the gradient is that of -A log pi. Later a token is pushed only until its ratio is clipped, since the samples of
-    pi_old say little about a policy far from it. `min` lifts that limit for a token that moved the wrong way:
+    and the gradient is that of -A log pi, the policy gradient. Later a token is pushed only until its ratio is clipped:
+    the samples of pi_old say little about a policy far away. `min` lifts that limit for one that moved the wrong way:
          A    ratio    ratio A    clip(ratio) A    min takes        the step moves the token's probability
          1     1.5       1.5          1.2          clip(ratio) A    not: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -563,7 +570,8 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
             parts.append([])
         parts[-1].append(row)
     for some in parts:
-        yield some, {name: x[some, :length[some[-1]]] for name, x in batch.items()}
+        columns = length[some[-1]]
+        yield some, {name: x[some, :columns] for name, x in batch.items()}
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
@@ -577,9 +585,11 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
     size = max(1, CHUNK_LOGITS // len(head.weight))
-    chunks = zip(hidden.split(size), part["targets"][mask].split(size))
-    # torch's checkpoint: what lies between is computed again in backward, not kept
-    logps, entropies = zip(*(checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks))
+    logps, entropies = [], []
+    for some in zip(hidden.split(size), part["targets"][mask].split(size)):
+        logp, entropy = checkpoint(of_chunk, *some, use_reentrant=False)  # torch's: computed again in backward, not kept
+        logps.append(logp)
+        entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
 
 
@@ -591,7 +601,7 @@ def token_values(critic, part):  # -> value (n,): the critic's forecast before e
 
 @autocast
 @torch.no_grad()
-def on_grid(function, batch):  # function(part) -> (n,), one number a token; here each in its place: (B,T-1), elsewhere 0
+def on_grid(function, batch):  # function(part): (n,), a number for each token that the model wrote -> the same as (B,T-1)
     grid = torch.zeros_like(batch["reward"])
     for rows, part in micro_batches(batch, range(len(grid))):
         values = torch.zeros_like(part["reward"])
@@ -624,7 +634,8 @@ def train(cfg, models=None, learn=learn, watch=None, play=rollout):  # -> the ro
                 log.write(json.dumps(row) + "\n")
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
-            bar.set_postfix({name: f"{row[name]:.2f}" for name in ("success", "valid", "entropy") if name in row})
+            if i > 0:
+                bar.set_postfix(success=row["success"], valid=row["valid"])
             if over:
                 break
     finally:
@@ -651,7 +662,7 @@ def iterate(i, models, cfg, learn=learn, play=rollout):  # -> row i of the log; 
     _, steps = learned[0]
     if steps:
         check_ratio(steps[0].get("log_ratio", 0.0), cfg)
-    return row | plots.statistics(trajs, returns(trajs, cfg), learned), trajs, learned
+    return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
 
 def check_ratio(gap, cfg):  # gap: mean of |log ratio| before the first update
@@ -689,8 +700,8 @@ def evaluate(i, models, cfg, play=rollout):  # -> {world: success on its evaluat
         found[title] = p = sum(traj.success for traj in trajs) / len(trajs)
         low, high = envs.interval(p, len(trajs))
         random, optimal = yardsticks(name, cfg)
-        if cfg.play is None:
-            said = f"{p:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}"
+        said = f"{p:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}"
+        with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
             tqdm.write(f"iteration {i}: {title} {said}")
         for traj in trajs[:2]:  # whole episodes, to be read
             text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}"
@@ -712,7 +723,8 @@ def check_reading(trajs, models, cfg):  # would an update read them as they were
 
 def yardsticks(name, cfg):  # -> success of random and of optimal play, in as many actions
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
-    return envs.mean_yardsticks(name, horizon, cfg.eval_prompts, cfg.success_rate)[:, -1].tolist()
+    curves = envs.mean_yardsticks(name, horizon, cfg.eval_prompts, cfg.success_rate)
+    return curves[:, -1].tolist()
 
 
 # ------------------------------------------------------------------------------------------- models and files
@@ -728,6 +740,7 @@ def load_models(cfg):
     with otherwise(f"--model {cfg.model} cannot be loaded: give tiny, a folder (RUN), or with network a hub id; --algo "
                    "grpo needs no critic"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
+        # Both are in eval mode: no dropout
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if trains and cfg.algo == "ppo":
             kind = transformers.AutoModelForTokenClassification
@@ -758,7 +771,8 @@ def otherwise(advice):  # every library raises exceptions of its own: here all b
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     """A new folder, since nothing is ever overwritten; or the folder of --resume, with the log as it was saved."""
     log = restore(models, cfg.resume) if cfg.resume else ""
-    name = cfg.out.rstrip("/") or f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' if cfg.starpo_s else ''}-seed{cfg.seed}"
+    method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
+    name = cfg.out.rstrip("/") or f"runs/{envs.title(cfg.env)}-{method}-seed{cfg.seed}"
     number, out = 1, cfg.resume or name
     while Path(out).exists() and not cfg.resume:
         number += 1
@@ -766,7 +780,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     Path(out, "checkpoint").mkdir(parents=True, exist_ok=True)
     cfg = replace(cfg, out=out, resume="")  # the caller's stays as it is
     Path(out, "log.jsonl").write_text(log)  # rows after the checkpoint go: they are made again
-    about = asdict(cfg) | {"yardsticks": {envs.title(name): yardsticks(name, cfg) for name in cfg.eval_names}}
+    known = {envs.title(name): yardsticks(name, cfg) for name in cfg.eval_names}
+    about = asdict(cfg) | {"yardsticks": known}
     Path(out, "config.json").write_text(json.dumps(about, indent=1, default=envs.title))
     print(f"{cfg.model} on {cfg.device}, in {out}")
     return cfg, [json.loads(line) for line in log.splitlines()]
@@ -780,9 +795,9 @@ def save(models, cfg):
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
     with otherwise(f"cannot save in {cfg.out}"):
         models.policy.save_pretrained(new)
-        models.tok.save_pretrained(new)
+        models.tok.save_pretrained(new, save_jinja_files=False)  # all in plain files
         torch.save(state, new / "trainer.pt")
-        for file in new.iterdir():
+        for file in sorted(new.iterdir()):
             file.replace(Path(cfg.out, "checkpoint", file.name))
         new.rmdir()
 

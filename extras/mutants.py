@@ -1,4 +1,4 @@
-"""Wrong programs that run without a word: is each one caught by a quick test?
+"""Wrong programs that run without a word: is each one caught by a test?
 
     python extras/mutants.py            all of them, and writes figures/mutants.txt; some twenty minutes
     python extras/mutants.py gae        those whose name contains "gae"; writes nothing
@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "figures" / "mutants.txt"
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "course", "*.png", "*.gz")
-CORE = ["tests/test_by_hand.py", "tests/test_algo.py", "tests/test_rollout.py", "tests/test_models.py"]
+CORE = ["tests/test_by_hand.py", "tests/test_algo.py", "tests/test_rollout.py", "tests/slow_models.py"]
 TESTS = {  # a mutant of this file must be caught by one of these
     "ragen_mini.py": CORE,
     "envs.py": ["tests/test_by_hand.py", "tests/test_envs.py"],
     "plots.py": ["tests/test_by_hand.py"],
-    "extras/torchrun.py": ["tests/test_torchrun.py"],
-    "extras/check_model.py": ["tests/test_models.py"],
+    "extras/torchrun.py": ["tests/slow_torchrun_gradient.py"],
+    "extras/check_model.py": ["tests/slow_models.py"],
 }
 MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there instead
     "ragen_mini.py": [

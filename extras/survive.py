@@ -3,7 +3,7 @@
     python extras/survive.py             all of it, about half an hour on two cores; prints what it counted
     python extras/survive.py kills 30    only that part: parser, kills, signals, disk, poison or damage; how many
 
-tests/test_survive.py does a small subset inside one process. Here everything runs as a user's process would, with
+tests/slow_interrupted.py does a small subset inside one process. Here everything runs as a user's process would, with
 `tiny` on the CPU. "equal" means: the rows of log.jsonl without their seconds, the bytes of model.safetensors, and every
 number in trainer.pt. An evaluation that is made again stands in samples.jsonl again: all must be there, at least once.
 """
@@ -37,6 +37,7 @@ import transformers
 import envs
 import ragen_mini as rm
 
+transformers.utils.logging.disable_progress_bar()
 SMALL = ("--model tiny --device cpu --env frozenlake --prompts 2 --rollouts 4 --update-size 4 --iterations 6 "
          "--save-every 2 --eval-every 2 --eval-prompts 8 --max-new-tokens 24")
 STUCK = 300  # nothing here takes so many seconds
@@ -421,7 +422,7 @@ def poison(work):
             finished(f"{flags} --out {whole}")
         out = work / f"poisoned-{algo}-{whose}"
         result = run(f"{flags} --out {out}", program=["-c", POISONED.format(call=4, whose=whose)])
-        one_line(result, "not finite", "--resume")
+        one_line(result, "finite", "--resume")
         assert 1 < len(rows_of(out)) < 7
         finished(f"--resume {out}")
         assert_same(out, whole)

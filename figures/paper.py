@@ -40,7 +40,7 @@ ROOT = FIGURES.parent
 RUNS = ROOT / "runs" / "figures"
 sys.path.insert(0, str(ROOT))
 
-import anatomy
+import anatomy as of_signals
 import envs
 import ledger
 import plots
@@ -417,14 +417,14 @@ def anatomy(name, args):  # -> Markdown of the picture of a run that shows the t
     args.folder.mkdir(parents=True, exist_ok=True)
     out = args.folder / f"{name}.png"
     title = PAPER["figures"][name]["title"]
-    metrics = PAPER["figures"][name].get("signals", (in_full(world, "eval"), *anatomy.ANATOMY))
-    peak_at, collapsed_at, signals = anatomy.anatomy(runs[seed], metrics)
+    metrics = PAPER["figures"][name].get("signals", (in_full(world, "eval"), *of_signals.ANATOMY))
+    peak_at, collapsed_at, signals = of_signals.anatomy(runs[seed], metrics)
     heading = f"{world}: peak at {peak_at}, collapse at {collapsed_at} (grey)"
     heading += "\ngreen: healthy range; red: left it, or jumped"
     if "signals" in PAPER["figures"][name]:  # these only, and no marks
         heading = title
-        signals = [anatomy.Signal(signal.metric, signal.x, signal.y) for signal in signals]
-    anatomy.draw_signals(heading, signals, collapsed_at, out)
+        signals = [of_signals.Signal(signal.metric, signal.x, signal.y) for signal in signals]
+    of_signals.draw_signals(heading, signals, collapsed_at, out)
     title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from test_figures import FIGURES, WORDS, logged, paper, saved, stage, wait_for
+from slow_paper import FIGURES, WORDS, logged, paper, saved, stage, wait_for
 
 
 def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):

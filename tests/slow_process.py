@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from test_survive import DAYS, survive, train
+from slow_interrupted import DAYS, survive, train
 from survive import assert_same, rows_of, saved_rows
 
 

@@ -1,4 +1,4 @@
-"""The slower part of test_survive.py, a second or so each: .ci/run runs these behind the quick tests."""
+"""The slower part of slow_interrupted.py, a second or so each: .ci/run runs these behind the quick tests."""
 import copy
 import os
 import resource
@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import ragen_mini as rm
-from test_survive import half, run, whole  # noqa: F401 (fixtures)
-from test_survive import ONE, OTHER, SMALL, Killed, fails, settings, survive, train
+from slow_interrupted import half, run, whole  # noqa: F401 (fixtures)
+from slow_interrupted import ONE, OTHER, SMALL, Killed, fails, settings, survive, train
 from survive import assert_same, rows_of, saved, saved_rows
 
 

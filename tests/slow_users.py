@@ -319,7 +319,13 @@ def delete(name):
     return lambda run: Path(run, name).unlink()
 
 
-TEMPLATE = "checkpoint/chat_template.jinja"
+def without_template(run):
+    file = Path(run, "checkpoint/tokenizer_config.json")
+    settings = json.loads(file.read_text())
+    del settings["chat_template"]
+    file.write_text(json.dumps(settings))
+
+
 DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n{"iter\n{}'), "plots.py curves run", "log.jsonl, line 2, is damaged"),
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "run: no iteration is finished"),
@@ -332,7 +338,7 @@ DAMAGE = [  # how, the command, what the user is told
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used: put it back"),
     (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used: put it back"),
-    (delete(TEMPLATE), "ragen_mini.py --model run", "has no chat template: take an instruction-tuned model")]
+    (without_template, "ragen_mini.py --model run", "has no chat template: take an instruction-tuned model")]
 
 
 @pytest.mark.parametrize("spoil, command, says", DAMAGE)
