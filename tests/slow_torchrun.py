@@ -99,7 +99,7 @@ def test_a_signal_to_one_process_stops_both(tmp_path, which):
     out = tmp_path / "run"
     process = start(*SMALL, *FOREVER, "--out", out)
     wait_for_rows(out, 2, process)
-    os.kill(the_children_of(process)[which], signal.SIGTERM)
+    os.kill(the_children_of(process)[which], signal.SIGINT)
     finish(process)
     assert weights_of(out)
 
