@@ -1,4 +1,4 @@
-"""A world of your own: copy this file and change it. What `python envs.py check FILE:Class` does not tell you:
+"""A world of your own: copy this file and change it. What `python extras/check_world.py FILE:Class` does not tell you:
 
 - A state is a word, a number or a tuple of them. What stays fixed in an episode is in self.level.
 - Whether the episode is over must follow from the next state alone.
