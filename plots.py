@@ -49,12 +49,14 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 # ----------------------------------------------------------------------------------------------- what a run logs
 def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each slice -> columns of log.jsonl
-    turns, steps, kept = [], [], 0
+    turns, steps, kl, kept = [], [], [], 0
     for traj in trajs:
         turns += traj.turns
     for batch, steps_of_slice in learned:
         steps += steps_of_slice
         kept += len(batch.get("mask", []))  # trajectories that were trained on
+        if "kl" in batch:
+            kl.append(batch["kl"][batch["mask"]].mean().item())
     thoughts = [thought_of(turn) for turn in turns]
     tokens = sum(turn["tokens"] for turn in turns)
     row = {
@@ -72,6 +74,8 @@ def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each 
         for name in steps[0]:
             row[name] = fmean(step[name] for step in steps)
         row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
+    if kl:
+        row["kl"] = fmean(kl)
     row = {name: round(float(x), 6) for name, x in row.items()}
     return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
 
@@ -90,7 +94,9 @@ class Run:
     def __post_init__(self):  # row["eval"] is {"sokoban": 0.4}: make "eval sokoban" a column, and "seconds" so far
         seconds = 0
         rows, self.rows = self.rows, []
+        yardsticks = self.config.setdefault("yardsticks", {})
         for row in rows:
+            yardsticks.update(row.get("yardsticks", {}))
             seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
             columns = row | {"seconds": seconds}
             for world, success in row.get("eval", {}).items():

@@ -14,16 +14,14 @@
 Words
     prompt      an initial state of the world, as text; P of them in an iteration. group: the N episodes from one prompt
     trajectory  an episode as tokens: message, answer, message, ...; B = P*N of them in a rollout; R: its return
-    turn        one message of the world and one answer of the model: a thought, and one or more actions
-    time step   a token that the model wrote, not a turn
-    advantage   A: how much better than expected things went after a token
-    ratio       a token's probability now, divided by the one with which it was sampled
+    turn        one message of the world and one answer of the model: a thought, and one or more actions. A time step is
+                something else: a token that the model wrote
+    advantage   A: how much better than expected things went after a token. ratio: its probability now / when sampled
     update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
     policy      pi, the model as a player; pi_old: at the last rollout; critic (PPO): forecasts the rewards still to come
 
 Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
-model wrote, b rows of a pass, q new tokens of a row, V words of the vocabulary, D the model's width. Most sections begin
-with the function that uses the others. Why the method works: tutorial.ipynb.
+model wrote, b rows of a pass, q new tokens of a row, V words of the vocabulary, D the model's width.
 """
 import argparse
 import contextlib
@@ -35,14 +33,14 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 from tqdm import tqdm
 
 import envs
@@ -64,8 +62,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: ca
 
 # ------------------------------------------------------------------------------------------------- settings
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
-STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values. NOTE: at the defaults
-# clip_high is idle: a quarter of 128 episodes is one update of E = 32, and in the first update every ratio is 1
+STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_every=20)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_every=20)
 
@@ -96,12 +93,11 @@ class Config:  # where a default is None it depends on --starpo-s or --model
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic (tiny: 1e-3, others: 1e-5)
     env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
-    success_rate: float = 1 / 3  # FrozenLake: chance of the intended move (later code: 0.8)
+    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct" if CUDA else "tiny"  # tiny (included), a folder or a hub id
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
     seed: int = 0  # of everything random
     iterations: int = None  # rounds of rollout and update in all (tiny: 60, others: 200)
-    eval_envs: str = ""  # evaluate in these worlds, too: names with commas between them
     eval_every: int = None  # iterations between evaluations (20); 0: never
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
     eval_only: bool = False  # evaluate --model and stop
@@ -112,7 +108,7 @@ class Config:  # where a default is None it depends on --starpo-s or --model
 
     def __post_init__(self):
         if Path(self.model, "checkpoint").is_dir():  # the folder of a run
-            self.model = str(Path(self.model, "checkpoint"))
+            self.model = f"{self.model}/checkpoint"
         self.source = TINY if self.model == "tiny" else self.model
         weights = Path(self.source, "model.safetensors")
         self.small = weights.is_file() and weights.stat().st_size < 1e7
@@ -123,23 +119,21 @@ class Config:  # where a default is None it depends on --starpo-s or --model
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
-            good = value is None or setting.type is str or value >= least
-            need(good, f"--{setting.name} {value}: at least {least} is needed")
+            need(value is None or setting.type is str or value >= least, f"--{setting.name} {value}: at least {least}")
         need(self.success_rate <= 1, f"--success-rate {self.success_rate}: at most 1 is possible")
-        self.eval_prompts = min(self.eval_prompts, len(envs.EVAL_SEEDS))
-        self.eval_names = [self.env, *self.eval_envs.replace(",", " ").split()]
+        self.eval_prompts = min(self.eval_prompts, 256)
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
-        known = self.algo in ("ppo", "grpo") and self.adv_norm in ("std", "mean")
-        need(known, f"--algo {self.algo} --adv-norm {self.adv_norm}: choose ppo or grpo, std or mean")
-        compared = self.rollouts > 1 or (self.algo == "ppo" and self.keep == 1)
-        need(compared, "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
+        need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
+        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
+        need(self.rollouts > 1 or (self.algo == "ppo" and self.keep == 1),
+             "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
 
 
 @dataclass
 class Models:
-    policy: torch.nn.Module
-    critic: torch.nn.Module  # PPO; else None
-    ref: torch.nn.Module  # the policy before training, for the KL penalty; else None
+    policy: nn.Module
+    critic: nn.Module  # PPO; else None
+    ref: nn.Module  # the policy before training, for the KL penalty; else None
     optimizer: torch.optim.Optimizer
     tok: object  # the tokenizer
 
@@ -193,12 +187,11 @@ def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for
 
 def message(env, cfg, actions_left, reward=None):  # -> text
     """In the first turn the task, later the reward of the last answer; then the state:
-        You are solving a FrozenLake puzzle. Go to ...        Reward: 0.0
-        You may give up to 5 actions at once, ...             State:
-        State:                                                _ P
-        P _                                                   _ G
-        _ G                                                   You have 9 actions left.
-        You have 10 actions left."""
+        You are solving a FrozenLake puzzle. ...     Reward: 0.0
+        State:                                       State:
+        P _                                          _ P
+        _ G                                          _ G
+        You have 10 actions left.                    You have 9 actions left."""
     if reward is None:
         shape = "<answer> action || action </answer>"
         if not cfg.no_think:
@@ -312,9 +305,9 @@ def entropy_of(logp):  # (n,V) -> (n,)
 class KVCache:
     """Keys and values of all layers. As past_key_values, transformers asks nothing of it but `update`, once a layer.
     A row's tokens lie in columns 0, 1, 2, ... without gaps, however far the other rows are. A row whose answer is
-    complete takes no part in the passes that follow: nothing is appended to it. (Its last token is not even in the cache:
-    it is read together with the next message.) Where rows read different numbers of tokens, a pass wants a rectangle. Say
-    the upper row has 7 tokens in the cache and reads a b c, the lower one has 5 and reads x:
+    complete takes no part in the passes that follow (its last token is read together with the next message). Where rows
+    read different numbers of tokens, a pass wants a rectangle. Say the upper row has 7 tokens in the cache and reads
+    a b c, the lower one has 5 and reads x:
                  input       columns
         upper    a b c       7 8 9         pads, -, get the columns *behind* x, which attends to columns 0..5 only;
         lower    - - x       6 7 5         the row's next tokens go to 6, 7, ... and replace them"""
@@ -328,7 +321,7 @@ class KVCache:
         stored = self.layers.get(layer, new[:, :, :, :0])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
-            stored = torch.nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
+            stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
         # Two indices, (b,1) and (b,q), with slices between them: torch puts (b,q) in front. (b, q, 2, heads, width)
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
@@ -351,17 +344,18 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     inputs, columns = [], []
     for traj in trajs:
         new = traj.ids[traj.cached:]
-        free = list(range(traj.cached, traj.cached + q))
-        inputs.append([0] * (q - len(new)) + new)
-        columns.append(free[len(new):] + free[:len(new)])  # pads get those behind
+        pads = q - len(new)
+        inputs.append([0] * pads + new)
+        columns.append([traj.cached + (t - pads) % q for t in range(q)])  # -1 % q is q - 1: pads come behind
     inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
     cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = q + max(traj.cached for traj in trajs)
     later = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
     unseen = later * torch.finfo(torch.float32).min  # added to the scores: some models would add a boolean, too
-    output = policy(input_ids=inputs, attention_mask=unseen, position_ids=cache.columns, past_key_values=cache,
-                    logits_to_keep=1)
+    with otherwise(f"--model {cfg.model} cannot be used here"):
+        output = policy(input_ids=inputs, attention_mask=unseen, position_ids=cache.columns, past_key_values=cache,
+                        logits_to_keep=1)
     logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
     need(not logp.isnan().any(), NOT_FINITE)
     return logp
@@ -370,7 +364,6 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed):  # P*N trajectories -> the batch that was trained on, statistics of its steps
     R = returns(trajs, cfg)  # (P,N)
-    need(R.isfinite().all(), NOT_FINITE)
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
@@ -392,16 +385,14 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Ours. GRPO compares within groups, PPO also between prompts. Where all these returns are alike, what is left to
-    compare is noise of the critic. So nothing is updated."""
+    """Ours. PPO compares all returns, GRPO those of a group. Where they are alike, nothing but noise would be trained on."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N) -> batch: what collate returns, and adv (B,T-1)
-    """Computed once, before the first update, then frozen. The forecast that is subtracted (of the critic, or the mean of
-    the group) is known without the token that is judged: it lowers the noise of the gradient and leaves its mean.
-    The KL penalty (App. B.2) stands in the reward: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before
+    """Computed once, before the first update, then frozen: rewards minus a forecast that is known without the token. The
+    KL penalty (App. B.2) stands in the reward: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before
     training. Its mean over what pi_old samples is KL(pi_old || pi_ref)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -430,13 +421,12 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: all but `inputs` lose their first entry. A mask that is not shifted with them would train m3 in the place of a3,
-    and a3's reward would be lost."""
+    NOTE: all but `inputs` lose their first entry. A mask that is not shifted with them trains m3 in the place of a3."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
     for name, rows in batch.items():
-        batch[name] = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+        batch[name] = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     return batch
 
 
@@ -463,45 +453,48 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: dividing can teach the wrong thing while the better choice is
-    rare. Of 16 episodes of the bandit 15 pull the sure arm, which pays 0.15, and one pulls the risky arm:
-        it pays    chance    R_i - mean    sample std    A
-        1           1/4        +0.80         0.21       +3.75
-        0           3/4        -0.14         0.04       -3.75
-        on average             +0.09                    -1.9       the better arm is pushed down (not by adv_norm mean)"""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a rare large win gets no larger A than a rare small loss. So
+    dividing can push the better arm of a bandit *down*, where adv_norm mean does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
     std = R.std(dim=1, keepdim=True)  # sample std, as in the released code: for N = 16 3% more than the population's
-    return torch.where(std > 1e-4, centered / (std + 1e-6), 0.0)  # equal returns: 0 instead of rounding noise
+    return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
 def updates(batch, models, cfg, seed):  # -> statistics of every gradient step: E trajectories, each once per epoch
     steps = []
-    kl = {"kl": batch["kl"][batch["mask"]].mean().item()} if "kl" in batch else {}
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.update_size):
             stats = add_gradients(batch, rows.tolist(), models, cfg)
-            norm = take_step(models, cfg)
-            steps.append(stats | kl | {"grad_norm": norm})
+            stats["grad_norm"] = take_step(models, cfg)
+            steps.append(stats)
     return steps
 
 
 @autocast  # NOTE: entered anew for each step. It keeps bf16 copies of the weights, which are stale after a step
-def add_gradients(batch, rows, models, cfg, total=None):  # -> statistics
-    """The mean over all trained tokens of these rows (paper: over trajectories, of means over tokens), in parts that fit
-    into memory, whose gradients add up. NOTE: divide by the tokens of *all* parts (total: also of other processes)."""
-    stats = {}
-    total = total or int(batch["mask"][rows].sum())
+def add_gradients(batch, rows, models, cfg):  # -> statistics
+    """Of the mean over all trained tokens of these rows (paper: over trajectories, of means over tokens); in parts that
+    fit into memory, whose gradients add up. NOTE: divide by the tokens of *all* parts."""
+    stats = Counter()
+    total = int(batch["mask"][rows].sum())
+    def descend(name, loss):  # at once, so that only one network's activations are in memory
+        mean = loss.sum() / total
+        mean.backward()
+        stats[name] += mean.item()
+
     for _, part in micro_batches(batch, rows):
-        for name, x in losses(part, models, cfg):
-            mean = x.sum() / total
-            stats[name] = stats.get(name, 0.0) + mean.item()
-            if mean.requires_grad:
-                mean.backward()
+        mask = part["mask"]
+        logp, entropy = token_logps(models.policy, part, cfg)
+        loss, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        stats["clip_fraction"] += was_clipped.sum().item() / total
+        descend("policy_loss", loss)
+        if "ret" in part:
+            value = token_values(models.critic, part)  # now; part["value"]: before the first update
+            descend("value_loss", value_loss(value, part["value"][mask], part["ret"][mask]))
     return stats
 
 
@@ -511,32 +504,17 @@ def make_optimizer(policy, critic, cfg):
 
 
 def take_step(models, cfg):  # -> length of the policy's gradient
-    norms = []
-    for network in filter(None, (models.policy, models.critic)):  # each is shortened on its own
-        norms.append(torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item())
+    networks = [network for network in (models.policy, models.critic) if network]  # each is shortened on its own
+    norms = [nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item() for network in networks]
     need(np.isfinite(norms).all(), NOT_FINITE)
     models.optimizer.step()
     models.optimizer.zero_grad()
     return norms[0]
 
 
-def losses(part, models, cfg):  # yields name, (n,); one by one, so that only one network's activations are in memory
-    mask = part["mask"]
-    old_logp = part["old_logp"][mask]
-    logp, entropy = token_logps(models.policy, part, cfg)
-    loss, was_clipped = policy_loss(logp, entropy, old_logp, part["adv"][mask], cfg)
-    yield "policy_loss", loss
-    yield "clip_fraction", was_clipped
-    yield "log_ratio", (logp - old_logp).detach().abs()
-    if "ret" in part:
-        value = token_values(models.critic, part)  # now; part["value"]: before the first update
-        yield "value_loss", value_loss(value, part["value"][mask], part["ret"][mask])
-
-
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """eq. 4 (PPO) and 6 (GRPO), which have the same form, negated. In the first update of an iteration every ratio is 1,
-    and the gradient is that of -A log pi, the policy gradient. Later a token is pushed only until its ratio is clipped:
-    the samples of pi_old say little about a policy far away. `min` lifts that limit for one that moved the wrong way:
+    and the gradient is that of -A log pi, the policy gradient. Later the clip ends it for a token that moved far enough:
          A    ratio    ratio A    clip(ratio) A    min takes        the step moves the token's probability
          1     1.5       1.5          1.2          clip(ratio) A    not: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -552,10 +530,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Squared error of the critic's forecast, which is not pulled farther than VALUE_CLIP from where it was before the
-    first update, unless it moved the wrong way. Say it was 0 and the return to come is 2:
-        value    clipped    their squared errors    max takes        the step moves the forecast
-          1.0      0.5         1.00     2.25        that of clipped  not: it moved far enough
-         -1.0     -0.5         9.00     6.25        that of value    up: it moved the wrong way"""
+    first update, unless it moved the wrong way: as in policy_loss."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -584,12 +559,11 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     def of_chunk(hidden, targets):
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
-    size = max(1, CHUNK_LOGITS // len(head.weight))
-    logps, entropies = [], []
+    size = CHUNK_LOGITS // len(head.weight)
+    found = []  # (log-probs, entropies) of a chunk
     for some in zip(hidden.split(size), part["targets"][mask].split(size)):
-        logp, entropy = checkpoint(of_chunk, *some, use_reentrant=False)  # torch's: computed again in backward, not kept
-        logps.append(logp)
-        entropies.append(entropy)
+        found.append(torch.utils.checkpoint.checkpoint(of_chunk, *some, use_reentrant=False))  # made again in backward
+    logps, entropies = zip(*found)
     return torch.cat(logps), torch.cat(entropies)
 
 
@@ -610,11 +584,10 @@ def on_grid(function, batch):  # function(part): (n,), a number for each token t
     return grid
 
 
-# ------------------------------------------------------------------------------------------------- the loop
-def train(cfg, models=None, learn=learn, watch=None, play=rollout):  # -> the rows of log.jsonl, the trained models
-    """learn(trajs, models, cfg, seed) is another method; it returns what `learn` returns. play: another rollout.
-    watch(row, trajs, learned, models, cfg) is called before a row is logged: it may add columns, draw, or return True to
-    stop; learned: what `learn` returned, for each slice of --online-k."""
+# ---------------------------------------------------------------------------------------- the loop, evaluation
+def train(cfg, models=None, learn=learn, watch=lambda *_: False, play=rollout):  # -> rows of the log, the trained models
+    """`learn` and `play` may be others than ours; they return what ours return. watch(row, trajs, learned, models, cfg)
+    is called before a row is logged: it may add columns, draw, or return True to stop."""
     models = models or load_models(cfg)
     cfg, rows = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
@@ -626,12 +599,12 @@ def train(cfg, models=None, learn=learn, watch=None, play=rollout):  # -> the ro
             rows.append(row)
             over = i == cfg.iterations or is_dead(rows)
             if cfg.eval_every and (over or i % cfg.eval_every == 0):
-                row["eval"] = evaluate(i, models, cfg, play)
-            over = over or bool(STOP)
-            if watch:
-                over = watch(row, trajs, learned, models, cfg) or over
-            with open(Path(cfg.out, "log.jsonl"), "a") as log:
-                log.write(json.dumps(row) + "\n")
+                columns, samples = evaluate(i, models, cfg, play)
+                row |= columns
+                append(cfg, "samples.jsonl", samples)
+            over |= bool(STOP)
+            over = watch(row, trajs, learned, models, cfg) or over
+            append(cfg, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i > 0:
@@ -654,27 +627,34 @@ def iterate(i, models, cfg, learn=learn, play=rollout):  # -> row i of the log; 
     start = time.perf_counter()
     trajs = play(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = time.perf_counter()
+    check_reading(trajs, models, cfg)
     learned = []
     for k in range(cfg.online_k):  # once; with --online-k, on k slices of P prompts (Fig. 10)
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == k]
         learned.append(learn(of_slice, models, cfg, sampling_seed + k * cfg.prompts))
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
-    _, steps = learned[0]
-    if steps:
-        check_ratio(steps[0].get("log_ratio", 0.0), cfg)
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
 
-def check_ratio(gap, cfg):  # gap: mean of |log ratio| before the first update
-    """A fresh pass of the same weights gives the log-probs of the rollout: if it reads the same ids, without dropout, and
-    the model suits KVCache (no sliding window or recurrence) and token_logps (no change of logits behind the head)."""
-    limit = 0.05 if CUDA else 1e-4  # bf16: 1 only roughly
-    need(gap * cfg.temperature < limit,  # a low temperature magnifies rounding
+def check_reading(trajs, models, cfg):
+    """A fresh pass of the same weights must give the log-probs of the rollout: the first ratios are 1. They are not with
+    dropout, a sliding window (see KVCache), or where a model changes its logits behind the head (see token_logps)."""
+    batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
+    with otherwise(f"--model {cfg.model} cannot be used here"):
+        logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean().item()
+    need(gap * cfg.temperature < (0.05 if CUDA else 1e-4),  # bf16: roughly; a low temperature magnifies rounding
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
 def is_dead(rows):  # ten iterations in a row had nothing to compare. So it will stay, unless rewards are very rare
-    return len(rows) > 10 and all(row.get("updates") == 0 for row in rows[-10:])
+    return all(row.get("updates") == 0 for row in rows[-10:])  # row 0 has no updates, not even none
+
+
+def append(cfg, name, dicts):  # to a file of the run, a line each
+    with open(Path(cfg.out, name), "a") as file:
+        for x in dicts:
+            file.write(json.dumps(x) + "\n")
 
 
 STOP = []  # signals that came
@@ -682,82 +662,57 @@ STOP = []  # signals that came
 
 def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
-        sys.exit(128 + number)  # the exit code that shells expect after a signal
+        sys.exit(130)  # as shells expect after Ctrl-C
     STOP.append(number)
     print("\nstopping after this iteration; once more: at once, without saving it", file=sys.stderr)
 
 
-# ------------------------------------------------------------------------------------------ evaluation and log
-def evaluate(i, models, cfg, play=rollout):  # -> {world: success on its evaluation levels}
+def evaluate(i, models, cfg, play=rollout):  # -> columns of the log; two whole episodes
     cfg = replace(cfg, temperature=EVAL_TEMPERATURE)
     seeds = envs.EVAL_SEEDS[:cfg.eval_prompts] if cfg.play is None else [cfg.play]
-    found = {}
-    for name in cfg.eval_names:
-        trajs = []
-        for first in range(0, len(seeds), EVALUATED_AT_ONCE):
-            trajs += play(models, name, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
-        title = envs.title(name)
-        found[title] = p = sum(traj.success for traj in trajs) / len(trajs)
-        low, high = envs.interval(p, len(trajs))
-        random, optimal = yardsticks(name, cfg)
-        said = f"{p:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}"
-        with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
-            tqdm.write(f"iteration {i}: {title} {said}")
-        for traj in trajs[:2]:  # whole episodes, to be read
-            text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}"
-            if cfg.out:
-                with open(Path(cfg.out, "samples.jsonl"), "a") as file:
-                    file.write(json.dumps(dict(iteration=i, env=title, R=traj.R, turns=traj.turns, text=text)) + "\n")
-            else:  # --eval-only, --play
-                print(f"{text}\nreturn {traj.R:g}\n")
-        if not cfg.out:  # in training `iterate` checks it
-            check_reading(trajs[:32], models, cfg)
-    return found
-
-
-def check_reading(trajs, models, cfg):  # would an update read them as they were played?
-    batch = collate(trajs, cfg.device)
-    logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    check_ratio((logp - batch["old_logp"])[batch["mask"]].abs().mean().item(), cfg)
-
-
-def yardsticks(name, cfg):  # -> success of random and of optimal play, in as many actions
+    trajs = []
+    for first in range(0, len(seeds), EVALUATED_AT_ONCE):
+        trajs += play(models, cfg.env, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
+    check_reading(trajs, models, cfg)
+    world = envs.title(cfg.env)
+    success = sum(traj.success for traj in trajs) / len(trajs)
+    low, high = envs.interval(success, len(trajs))
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
-    curves = envs.mean_yardsticks(name, horizon, cfg.eval_prompts, cfg.success_rate)
-    return curves[:, -1].tolist()
+    random, optimal = envs.mean_yardsticks(cfg.env, horizon, cfg.eval_prompts, cfg.success_rate)[:, -1].tolist()
+    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
+        tqdm.write(f"iteration {i}: {world} {success:.2f} [{low:.2f}, {high:.2f}]  "
+                   f"random {random:.2f}  optimal {optimal:.2f}")
+    samples = []
+    for traj in trajs[:2]:
+        text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"
+        samples.append(dict(iteration=i, env=world, R=traj.R, turns=traj.turns, text=text))
+    return {"eval": {world: success}, "yardsticks": {world: [random, optimal]}}, samples
 
 
 # ------------------------------------------------------------------------------------------- models and files
 def load_models(cfg):
-    """Weights are fp32: a step of 1e-6 vanishes in bf16. The critic begins as the policy with a new scalar head."""
-    transformers.logging.set_verbosity_error()  # it would report that the critic's head is new
+    """Weights are fp32: a step of 1e-6 vanishes in bf16. Both networks are in eval mode: no dropout."""
+    transformers.logging.set_verbosity_error()  # it would report that this head is new
     transformers.utils.logging.disable_progress_bar()
     if cfg.device == "cpu" and cfg.small:
         torch.set_num_threads(1)  # more gain nothing, and wait for each other where other programs run
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = ref = None
     trains = cfg.play is None and not cfg.eval_only
-    with otherwise(f"--model {cfg.model} cannot be loaded: give tiny, a folder (RUN), or with network a hub id; --algo "
-                   "grpo needs no critic"):
+    with otherwise(f"--model {cfg.model} cannot be loaded: give tiny, a folder, or with network a hub id; or --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
-        # Both are in eval mode: no dropout
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
-        if trains and cfg.algo == "ppo":
+        if trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             kind = transformers.AutoModelForTokenClassification
             critic = kind.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
     if trains and cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
-    for name in cfg.eval_names:
-        first = begin(name, 0, 0, 0, tok, cfg).ids
-        longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
-        room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
-        need(longest <= room, f"episodes take up to {longest} tokens, --model {cfg.model} {room}: lower --max-new-tokens")
-    models = Models(policy, critic, ref, make_optimizer(policy, critic, cfg), tok)
-    with otherwise(f"--model {cfg.model} cannot be used here"):  # a trial of a few tokens
-        trial = replace(cfg, max_turns=2, max_new_tokens=2)
-        check_reading(rollout(models, "bandit", [0], 1, trial, 0), models, trial)
-    return models
+    first = begin(cfg.env, 0, 0, 0, tok, cfg).ids
+    longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
+    room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
+    need(longest <= room, f"episodes take up to {longest} tokens, --model {cfg.model} {room}: lower --max-new-tokens")
+    return Models(policy, critic, ref, make_optimizer(policy, critic, cfg), tok)
 
 
 @contextlib.contextmanager
@@ -772,17 +727,15 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     """A new folder, since nothing is ever overwritten; or the folder of --resume, with the log as it was saved."""
     log = restore(models, cfg.resume) if cfg.resume else ""
     method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
-    name = cfg.out.rstrip("/") or f"runs/{envs.title(cfg.env)}-{method}-seed{cfg.seed}"
-    number, out = 1, cfg.resume or name
+    name = Path(cfg.out or f"runs/{envs.title(cfg.env)}-{method}-seed{cfg.seed}")
+    number, out = 1, cfg.resume or str(name)
     while Path(out).exists() and not cfg.resume:
         number += 1
         out = f"{name}-{number}"
     Path(out, "checkpoint").mkdir(parents=True, exist_ok=True)
     cfg = replace(cfg, out=out, resume="")  # the caller's stays as it is
     Path(out, "log.jsonl").write_text(log)  # rows after the checkpoint go: they are made again
-    known = {envs.title(name): yardsticks(name, cfg) for name in cfg.eval_names}
-    about = asdict(cfg) | {"yardsticks": known}
-    Path(out, "config.json").write_text(json.dumps(about, indent=1, default=envs.title))
+    Path(out, "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
     print(f"{cfg.model} on {cfg.device}, in {out}")
     return cfg, [json.loads(line) for line in log.splitlines()]
 
@@ -827,8 +780,7 @@ def parse_config(argv=None):  # -> Config
     if Path(run, "checkpoint").is_dir():  # a run brings its settings, but for what is given
         with otherwise(f"{run}/config.json cannot be used: put it back or start anew"):
             settings = dict(json.loads(Path(run, "config.json").read_text()))
-        known = {setting.name for setting in fields(Config)} - {"device", "out"}
-        known -= STARPO.keys() if "starpo_s" in given else set()
+        known = Config.__annotations__.keys() - {"device", "out"} - (STARPO.keys() if "starpo_s" in given else set())
         settings = {name: settings[name] for name in settings.keys() & known}
     need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
     return Config(**settings | given)
@@ -838,10 +790,11 @@ if __name__ == "__main__":
     cfg = parse_config()
     try:
         if cfg.eval_only or cfg.play is not None:
-            evaluate(0, load_models(cfg), cfg)
+            for sample in evaluate(0, load_models(cfg), cfg)[1]:
+                print(sample["text"])
         else:
             train(cfg)
     except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback
         sys.exit(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint")
     if STOP:
-        sys.exit(128 + STOP[0])
+        sys.exit(130)

@@ -303,7 +303,7 @@ def why_not_learned(folder, found):  # -> what is wrong with the trained agent; 
         return f"training: {found.get('training', 'time was up')}"
     try:
         settings = json.loads(Path(folder, "settings.json").read_text()[:1000])
-        env, rate = settings["env"], settings.get("success_rate", 1 / 3)
+        env, rate = settings["env"], settings.get("success_rate", 0.8)
         assert env in envs.ENVS, "unknown world"
         before = success_of(rm.TINY / "model.safetensors", env, float(rate))
         after = success_of(Path(folder, "run", "checkpoint", "model.safetensors"), env, float(rate))

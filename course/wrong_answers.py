@@ -175,10 +175,14 @@ def add_gradients(batch, rows, models, cfg):
     stats = {}
     count = int(batch["mask"][rows].sum())
     for some, part in rm.micro_batches(batch, rows):
-        for name, x in rm.losses(part, models, cfg):
-            if name.endswith("loss"):
-                (x.sum() / count).backward()
-            stats[name] = stats.get(name, 0.0) + float(x.sum()) / count
+        mask = part["mask"]
+        logp, entropy = rm.token_logps(models.policy, part, cfg)
+        found = [rm.policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)[0]]
+        if models.critic is not None:
+            found.append(rm.value_loss(rm.token_values(models.critic, part), part["value"][mask], part["ret"][mask]))
+        for i, x in enumerate(found):
+            (x.sum() / count).backward()
+            stats[i] = stats.get(i, 0.0) + float(x.sum()) / count
     return stats
 """
 
@@ -446,7 +450,7 @@ def token_logps(policy, part, cfg):
         ("parts' means", change(GRADIENTS, "(loss / count)", "(loss / mask.sum() / parts)", "    count =",
          "    parts = len(list(rm.micro_batches(batch, rows)))\n    count =")),
         ("critic's loss is not divided", change(BY_LOSSES, "x.sum() / count)",
-         '(x.sum() / count if name == "policy_loss" else x.mean()))')),
+         '(x.sum() / count if i == 0 else x.mean()))')),
         ("of add_gradients: 'NoneType'", change(GRADIENTS, "if models.critic is not None:", "if True:")),
         ("nothing was returned", change(GRADIENTS, 'return {"loss"', '{"loss"')),
         ("Yours", change(GRADIENTS, "        (loss / count).backward()\n", "", "    return", "    (loss / count).backward()\n    return"))],

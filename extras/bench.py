@@ -117,7 +117,7 @@ def speak_like_frozenlake_sft(tok):
 
 
 def load(args):  # -> models with learning rate 0, cfg
-    cfg = rm.Config(env=args.env, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, lr=0.0,
+    cfg = rm.Config(env=args.env, success_rate=1 / 3, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, lr=0.0,
                     prompts=args.prompts, rollouts=args.rollouts, max_new_tokens=args.max_new_tokens)
     models = rm.load_models(cfg)
     torch.set_num_threads(args.threads)  # load_models wants one for small models

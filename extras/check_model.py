@@ -51,15 +51,14 @@ def longest_messages(tok, cfg):  # -> tokens of the longest first message, and o
     as often as they may."""
     first = later = 0
     dice = np.random.default_rng(0)
-    for name in cfg.eval_names:
-        for seed in range(LEVELS):
-            traj = rm.begin(name, seed, 0, 0, tok, cfg)
-            need("State" in tok.decode(traj.ids), f"--model {cfg.model}: its chat template does not show the message")
-            first = max(first, len(traj.ids))
-            in_a_turn = 1 if seed % 2 else cfg.max_actions_per_turn
-            for text in messages_of_random_play(traj.env, in_a_turn, dice, cfg):
-                ids = rm.encode(tok, cfg.first_tag, text, after_answer=True)
-                later = max(later, len(ids))
+    for seed in range(LEVELS):
+        traj = rm.begin(cfg.env, seed, 0, 0, tok, cfg)
+        need("State" in tok.decode(traj.ids), f"--model {cfg.model}: its chat template does not show the message")
+        first = max(first, len(traj.ids))
+        in_a_turn = 1 if seed % 2 else cfg.max_actions_per_turn
+        for text in messages_of_random_play(traj.env, in_a_turn, dice, cfg):
+            ids = rm.encode(tok, cfg.first_tag, text, after_answer=True)
+            later = max(later, len(ids))
     return first, later
 
 
@@ -130,9 +129,10 @@ def suits(reason):
         yield
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
-        said = " ".join(str(error).split())[:150]
-        raise UserError(f"{reason} ({type(error).__name__}: {said})") from error
+    except (Exception, UserError) as error:
+        cause = error.__cause__ or error  # rm.read tells it in words of its own
+        said = " ".join(str(cause).split())[:150]
+        raise UserError(f"{reason} ({type(cause).__name__}: {said})") from error
 
 
 def largest_gap(ours, plain):  # of two lists of log-probs

@@ -94,8 +94,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
          "in order[:len(order) // cfg.update_size * cfg.update_size].split(cfg.update_size):"),
         ("no zero_grad", "    models.optimizer.zero_grad()\n", ""),
         ("mean over the grid", 'int(batch["mask"][rows].sum())', 'batch["mask"][rows].numel()'),
-        ("mean over each micro-batch", "mean = x.sum() / total", "mean = x.float().mean()"),
-        ("clip_fraction per part", "+ mean.item()", "+ x.float().mean().item()"),
+        ("mean over each micro-batch", "mean = loss.sum() / total", "mean = loss.float().mean()"),
+        ("clip_fraction per part", "was_clipped.sum().item() / total", "was_clipped.float().mean().item()"),
         ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
         # iterations
         ("the run's seed is ignored", "default_rng([cfg.seed, i])", "default_rng([0, i])"),
@@ -105,12 +105,12 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += play(", "trajs = play("),
         ("success is a return above 0 in an evaluation", "sum(traj.success for", "sum(traj.R > 0 for"),
-        ("interval of another number of episodes", "envs.interval(p, len(trajs))", "envs.interval(p, 128)"),
+        ("interval of another number of episodes", "envs.interval(success, len(trajs))", "envs.interval(success, 128)"),
         ("yardsticks of a horizon that turns forbid", "min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)",
          "cfg.max_actions"),
-        ("kl over the grid", 'batch["kl"][batch["mask"]].mean()', 'batch["kl"].mean()'),
     ],
     "plots.py": [
+        ("kl over the grid", 'batch["kl"][batch["mask"]].mean()', 'batch["kl"].mean()'),
         ("success is a return above 0 in the log", "fmean(traj.success for", "fmean(traj.R > 0 for"),
         ("reward_std over prompts", "R.std(1, correction=0)", "R.std(0, correction=0)"),
         ("entropy per episode",
@@ -126,7 +126,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
     "extras/torchrun.py": [
         ("every process takes every row", "mine = rows[RANK::PROCESSES]", "mine = rows"),
         ("gradients are not added up", "dist.all_reduce(weight.grad)", "pass"),
-        ("each process divides by its own tokens", 'total = int(batch["mask"][rows].sum())', "total = None"),
+        ("each process divides by its own tokens", "weight.grad *= share", "pass"),
         ("the same dice in all processes", "sampling_seed + RANK", "sampling_seed"),
     ],
     "extras/check_model.py": [

@@ -99,32 +99,31 @@ def learn(trajs, models, cfg, seed):  # as rm.learn
 
 
 def updates(batch, models, cfg, seed):  # as rm.updates
-    kl = {}
-    if "kl" in batch:
-        kl["kl"] = batch["kl"][batch["mask"]].mean().item()
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.update_size):
             stats = add_gradients(batch, rows.tolist(), models, cfg)
-            steps.append(stats | kl | {"grad_norm": rm.take_step(models, cfg)})
+            steps.append(stats | {"grad_norm": rm.take_step(models, cfg)})
     return steps
 
 
 def add_gradients(batch, rows, models, cfg):  # as rm.add_gradients
-    total = int(batch["mask"][rows].sum())  # not of one process: the mean is over the tokens of all
+    """The mean over the tokens of all processes is the sum of theirs, each weighted by its share of the tokens."""
     mine = rows[RANK::PROCESSES]
+    share = (batch["mask"][mine].sum() / batch["mask"][rows].sum()).item()
     stats = {}
     if mine:  # the last update may have fewer rows than there are processes
-        stats = rm.add_gradients(batch, mine, models, cfg, total)
+        stats = rm.add_gradients(batch, mine, models, cfg)
     for group in models.optimizer.param_groups:
         for weight in group["params"]:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
+            weight.grad *= share
             dist.all_reduce(weight.grad)  # the sum, everywhere
     of_all = Counter()
-    for part in from_all(stats):
+    for part in from_all({name: share * x for name, x in stats.items()}):
         of_all.update(part)
     return of_all
 

@@ -244,10 +244,14 @@ def start(folder, settings, args):  # -> Popen of a run: a new one, or one that 
 
 
 def command_of(folder, settings, args, resume=False):  # -> list of words
-    settings = settings.copy()
+    settings = {"success_rate": 1 / 3} | settings  # the paper's lake; our default is gentler
     program = ["ragen_mini.py"]
+    if "eval_envs" in settings:
+        program = ["extras/elsewhere.py"]
     if "variant" in settings:
         program = ["figures/variants.py", settings.pop("variant")]
+    if "eval_envs" in settings:
+        program += ["--eval-envs", settings.pop("eval_envs")]
     if "truth_reward" in settings:
         program = ["extras/thoughts.py", "--pay", str(settings.pop("truth_reward"))]
     command = [sys.executable, str(ROOT / program[0]), *program[1:]]

@@ -1,6 +1,6 @@
 """The method with one thing changed or measured, to ask what causes what (`python figures/paper.py fig-adam`).
 
-    python figures/variants.py large-eps --env bandit        any options of ragen_mini.py
+    python figures/variants.py large-eps --env bandit        any options of ragen_mini.py, and --eval-envs
 
 Each variant trains by `ragen_mini.train`, mostly with a `learn` or a `watch` of its own; ragen_mini.py itself knows
 nothing of them.
@@ -17,6 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "extras")]
 
+import elsewhere
 import envs
 import plots
 import ragen_mini as rm
@@ -98,7 +99,8 @@ def keep_going(cfg):
 
 # -------------------------------------------------------------------------------- training as it is, more is measured
 def mutual_information(cfg):
-    """More columns of the log: what thoughts tell of their prompts, and whether they are true (extras/thoughts.py)."""
+    """More columns of the log: what thoughts tell of their prompts, whether they are true (extras/thoughts.py), success
+    in other worlds (extras/elsewhere.py)."""
     played = []  # the policy of the last rollout
 
     def learn(trajs, models, cfg, seed):
@@ -107,6 +109,7 @@ def mutual_information(cfg):
 
     def watch(row, trajs, learned, models, cfg):
         thoughts.watch(row, trajs, learned, models, cfg)
+        elsewhere.watch(row, trajs, learned, models, cfg)
         if trajs and row["iteration"] % MEASURED_EVERY == 0:
             row["mutual_information"] = information(trajs, replace(models, policy=played[0]), cfg)
     for name, world in envs.ENVS.items():
@@ -185,6 +188,6 @@ VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-grou
 if __name__ == "__main__":
     name = sys.argv.pop(1)
     rm.need(name in VARIANTS, f"choose one of {', '.join(VARIANTS)}")
-    VARIANTS[name](rm.parse_config())
+    VARIANTS[name](elsewhere.settings())
     if rm.STOP:
-        sys.exit(128 + rm.STOP[0])
+        sys.exit(130)

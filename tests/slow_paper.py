@@ -63,6 +63,10 @@ def test_every_run_has_valid_settings_and_a_name_of_its_own():
         if "variant" in settings:
             program = "figures/variants.py"
             assert command.pop(2) == settings.pop("variant") in variants.VARIANTS
+        elif "eval_envs" in settings:
+            program = "extras/elsewhere.py"
+        if "eval_envs" in settings:
+            assert [command.pop(2), command.pop(2)] == ["--eval-envs", settings.pop("eval_envs")]
         if "truth_reward" in settings:
             program = "extras/thoughts.py"
             assert [command.pop(2), command.pop(2)] == ["--pay", str(settings.pop("truth_reward"))]
@@ -72,6 +76,7 @@ def test_every_run_has_valid_settings_and_a_name_of_its_own():
         assert cfg.out == f"runs/{name}"
         assert cfg.iterations * cfg.online_k == settings["iterations"], "k slices are k updates"
         assert cfg.eval_every * cfg.online_k == settings["eval_every"]
+        assert cfg.success_rate == settings.get("success_rate", 1 / 3), "the paper's lake"
         for key in settings.keys() - {"iterations", "eval_every"}:
             assert getattr(cfg, key) == settings[key], key
 
@@ -278,13 +283,14 @@ def invented(monkeypatch, tmp_path):
         runs = packs.setdefault(paper.pack_of(world, args_of(tmp_path)), {})
         for name, settings in paper.jobs(world, method, args_of()).items():
             settings["iterations"] = 24
+            others = settings.pop("eval_envs", "").split(",")
             for option in ("variant", "truth_reward"):  # of other programs
                 settings.pop(option, None)
             cfg = ragen_mini.Config(**settings, model="tiny", device="cpu")
             ends[name] = (len(ends) + 1) / 1000
             rows = []
             for i in range(25):
-                success = dict.fromkeys(cfg.eval_names, i / 24 * ends[name])
+                success = dict.fromkeys([cfg.env, *filter(None, others)], i / 24 * ends[name])
                 rows.append({"iteration": i, "eval": success})
                 if i > 0:
                     rows[i] |= looks

@@ -175,11 +175,11 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["thoughts.py", *line.split()])
         runpy.run_path(str(ROOT / "extras/thoughts.py"), run_name="__main__")
     mine = tmp_path / "mine.py"
-    mine.write_text("import envs, thoughts\n\n\nclass Mine(thoughts.Claims, envs.FrozenLake):\n    pass\n")
+    mine.write_text("import envs, thoughts\n\n\nclass Mine(thoughts.FrozenLake):\n    pass\n")
     run = tmp_path / "run"
-    command(f"--model {folder} --env frozenlake --eval-envs {mine}:Mine --pay 0.5 {SMALL} --out {run}")
+    command(f"--model {folder} --env {mine}:Mine --pay 0.5 {SMALL} --out {run}")
     first, second = rows_of(run)
-    assert first["eval"].keys() == {"frozenlake", "Mine"}
+    assert first["eval"].keys() == {"Mine"}
     assert first["pay"] == second["pay"] == 0.5
     assert 0 < second["claims"] <= 1 and 0 <= second["true_claims"] <= 1 and 0 <= second["fitting"] <= 1
     command(f"--resume {run} --iterations 2")

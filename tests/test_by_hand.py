@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import envs
+import plots
 import ragen_mini as rm
 
 
@@ -112,8 +113,8 @@ def test_a_policy_that_left_its_reference_pays_for_it(cfg):
         assert batch["ret"][row, :len(k1)][ours].tolist() == pytest.approx(to_come[ours].tolist(), abs=1e-3)
         of_all += k1[ours].tolist()
     assert max(map(abs, of_all)) > 0.01
-    step = rm.updates(batch, models, cfg, 0)[0]
-    assert step["kl"] == pytest.approx(sum(of_all) / len(of_all), abs=1e-4)
+    row = plots.log_columns(trajs, rm.returns(trajs, cfg), [(batch, [{"grad_norm": 1.0}])])
+    assert row["kl"] == pytest.approx(sum(of_all) / len(of_all), abs=1e-4)
 
 
 def test_kept_episodes_are_trained_by_their_own_returns(cfg, tok, monkeypatch):
@@ -160,16 +161,22 @@ def test_every_epoch_takes_every_trajectory_once_in_an_order_of_its_own(cfg, rec
 def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, monkeypatch):
     """Rows of one and of three tokens, each a part of its own: (1 + 1) / 4."""
     monkeypatch.setattr(rm, "MICRO_TOKENS", 1)
-    monkeypatch.setattr(rm, "losses", lambda part, models, cfg: [("clip_fraction", part["clipped"][part["mask"]])])
+    weight = torch.tensor(2.0, requires_grad=True)
+    monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (weight * part["old_logp"][part["mask"]], None))
+    monkeypatch.setattr(rm, "policy_loss", lambda logp, entropy, old_logp, adv, cfg: (adv * weight, adv > 0))
     batch = {"mask": torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool(),
-             "clipped": torch.tensor([[1, 0, 0], [0, 0, 1], [1, 1, 0]]).bool()}
-    assert rm.add_gradients(batch, [0, 1], None, cfg) == {"clip_fraction": 0.5}
+             "adv": torch.tensor([[1.0, 0, 0], [0, -3, 1], [1, 1, 0]])}
+    batch["old_logp"] = batch["adv"]
+    models = rm.Models(None, None, None, None, None)
+    assert rm.add_gradients(batch, [0, 1], models, cfg) == {"clip_fraction": 0.5, "policy_loss": 2 * -0.25}
+    assert weight.grad == -0.25, "(1 + 0 - 3 + 1) / 4"
 
 
 # ----------------------------------------------------------------------------------------- what an iteration draws
 @pytest.fixture
-def drawn():
+def drawn(monkeypatch):
     """drawn(seed, i) -> seeds of the levels, and of the sampling, of an iteration; what `learn` was given."""
+    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
     def run(cfg, seed, i):
         calls = []
 
@@ -205,8 +212,10 @@ def test_slices_of_online_k_share_nothing(cfg, drawn):
 
 
 # ------------------------------------------------------------------------------------------------ what is reported
-def test_a_row_of_the_log(cfg):
-    """Two prompts, two episodes each, five turns. R = 1, -0.1; 0.5, 0, so that std is 0.55 and 0.25, on average 0.4."""
+def test_a_row_of_the_log(cfg, monkeypatch):
+    """Two prompts, two episodes each, five turns. R = 1, -0.1; 0.5, 0, so that std is 0.55 and 0.25, on average 0.4.
+    The mean KL of the three trained tokens is 0.1."""
+    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
     thoughts = ["<think>a b</think><answer>Up</answer>", "<think>c</think><answer>Up</answer>", "<think>a b c d"]
     cfg.prompts = cfg.rollouts = 2
     trajs = [walked(0, [0.0, 1.0], thoughts[:2], [6, 4], success=True, entropy=5.0),
@@ -214,19 +223,21 @@ def test_a_row_of_the_log(cfg):
              walked(1, [0.5], thoughts[1:2], [3], entropy=1.0),
              walked(1, [0.0], thoughts[:1], [7], entropy=2.0)]
     trajs[1].turns[0]["valid"] = False
-    steps = [dict(policy_loss=1.0, clip_fraction=0.0, log_ratio=0.0, grad_norm=2.0, kl=0.1),
-             dict(policy_loss=3.0, clip_fraction=0.5, log_ratio=0.2, grad_norm=6.0, kl=0.1)]
-    learned = {"mask": torch.ones(3, 5)}, steps
+    steps = [dict(policy_loss=1.0, clip_fraction=0.0, grad_norm=2.0),
+             dict(policy_loss=3.0, clip_fraction=0.5, grad_norm=6.0)]
+    mask = torch.tensor([[1, 1, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 0]]).bool()
+    learned = {"mask": mask, "kl": torch.tensor([[0.4, -0.2, 0, 0, 0], [0] * 5, [0, 0, 0.1, 0, 0]])}, steps
     row, played, returned = rm.iterate(7, None, cfg, lambda *rest: learned, lambda *rest: trajs)
     assert played is trajs and returned == [learned]
     assert row.pop("seconds_rollout") >= 0 and row.pop("seconds_update") >= 0
     assert row == pytest.approx(dict(
         iteration=7, reward=0.35, reward_std=0.4, success=0.25, valid=0.8, turns=1.25, tokens=30, response_length=7.5,
         entropy=10 / 30, think_length=10 / 5, distinct=3 / 5, updates=2, kept=3, policy_loss=2.0, clip_fraction=0.25,
-        log_ratio=0.1, grad_norm=4.0, grad_norm_max=6.0, kl=0.1), abs=1e-6)
+        grad_norm=4.0, grad_norm_max=6.0, kl=0.1), abs=1e-6)
 
 
-def test_a_row_of_an_iteration_without_updates(cfg):
+def test_a_row_of_an_iteration_without_updates(cfg, monkeypatch):
+    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
     cfg.prompts, cfg.rollouts = 1, 2
     row, _, _ = rm.iterate(1, None, cfg, lambda *rest: ({}, []), lambda *rest: [walked(), walked()])
     assert row["updates"] == row["kept"] == row["reward_std"] == 0 and "grad_norm" not in row
@@ -240,6 +251,7 @@ def test_a_row_of_an_iteration_without_updates(cfg):
 def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_path, capsys, monkeypatch):
     """Three of five levels are won, 0.6; Wilson's interval of that: 0.23 to 0.88. Returns say the opposite."""
     monkeypatch.setattr(rm, "EVALUATED_AT_ONCE", 2)
+    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
     cfg.max_turns, cfg.max_actions_per_turn, cfg.max_actions = turns, per_turn, actions
     cfg.env, cfg.eval_prompts, cfg.temperature, cfg.out = Walk, 5, 1.0, str(tmp_path)
     parts = []
@@ -254,7 +266,10 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
             traj.turns.append(dict(reward=-1.0 if traj.success else 1.0))
             trajs.append(traj)
         return trajs
-    assert rm.evaluate(3, SimpleNamespace(tok=tok), cfg, play) == {"Walk": pytest.approx(0.6)}
+    columns, samples = rm.evaluate(3, SimpleNamespace(tok=tok), cfg, play)
+    assert columns["eval"] == {"Walk": pytest.approx(0.6)}
+    assert columns["yardsticks"] == {"Walk": pytest.approx([float(random), float(optimal)])}
+    assert len(samples) == 2 and samples[1]["text"].endswith("return -1\n") and samples[1]["R"] == -1.0
     assert sum([seeds for seeds, _ in parts], []) == [0, 1, 2, 3, 4]
     assert len({sampling_seed for _, sampling_seed in parts}) == len(parts) == 3
     said = capsys.readouterr().out

@@ -172,7 +172,7 @@ def test_frozenlake_is_gymnasiums(rate):
 
 
 def test_frozenlake_slips_as_often_as_it_says():
-    env, moves, n = envs.make("frozenlake"), {}, 3000
+    env, moves, n = envs.make("frozenlake", 1 / 3), {}, 3000
     for episode in range(n):
         env.reset(400, {"episode": episode})
         env.level, env.state = {"goal": (3, 3), "holes": ()}, (1, 1)

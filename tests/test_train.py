@@ -15,8 +15,10 @@ import torch
 import transformers
 
 import envs
+import plots
 import ragen_mini as rm
 from conftest import ROOT, equal, random_llama, rows_of, save, untimed
+from extras import elsewhere
 
 SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 2 --max-new-tokens 20 --max-turns 3 "
          "--lr 1e-3 --eval-prompts 4").split()
@@ -45,20 +47,20 @@ def test_algorithms_run_on_worlds(tmp_path, folder, flags):
     rows = run(tmp_path / "run", *flags.split(), model=folder)
     assert rows_of(tmp_path / "run") == rows and [row["iteration"] for row in rows] == [0, 1, 2]
     columns = ("reward reward_std success entropy response_length think_length distinct valid turns grad_norm "
-               "clip_fraction policy_loss log_ratio grad_norm_max seconds_rollout seconds_update tokens").split()
+               "clip_fraction policy_loss grad_norm_max seconds_rollout seconds_update tokens").split()
     columns += ["value_loss"] * ("ppo" in flags) + ["kl"] * ("--starpo-s" not in flags)
     trained = [row for row in rows[1:] if row["updates"]]
     assert trained
     for row in trained:
         assert torch.tensor([float(row[name]) for name in columns]).isfinite().all()
         assert (row["kept"], row["updates"]) == ((4, 1) if "--starpo-s" in flags else (8, 2)), "keep 0.25: one prompt"
-        assert (row["log_ratio"] < 1e-4) == ("--starpo-s" in flags), "one step: before anything moved"
     assert list(rows[0]["eval"]) == list(rows[2]["eval"]) == [flags.split()[1]] and "eval" not in rows[1]
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
     for line in (tmp_path / "run/samples.jsonl").read_text().splitlines():
         sample = json.loads(line)
-        assert sample["R"] == pytest.approx(sum(turn["reward"] for turn in sample["turns"]))
+        R = sum(turn["reward"] for turn in sample["turns"])
+        assert sample["text"].endswith(f"\nreturn {R:g}\n")
 
 
 def test_same_seed_same_log(tmp_path):
@@ -105,13 +107,23 @@ def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
     assert equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
 
 
-def test_evaluation_on_other_worlds(tmp_path, monkeypatch):
-    others = "sokoban_newvocab,frozenlake,sokoban"
-    cfg = settings("", "--env", "sokoban", "--eval-envs", others, "--eval-only")
+def test_evaluation_on_other_worlds(tmp_path, folder, capsys):
+    """extras/elsewhere.py"""
+    others = ["sokoban_newvocab", "frozenlake"]
+    assert elsewhere.settings(["--eval-envs", "sokoban_newvocab, frozenlake", "--env", "bandit"]).env == "bandit"
+    rows = run(tmp_path / "run", "--env", "sokoban", "--iterations", 1, model=folder, watch=elsewhere.watch)
+    for row in rows:
+        assert list(row["eval"]) == list(row["yardsticks"]) == ["sokoban", *others]
+    assert len((tmp_path / "run/samples.jsonl").read_text().splitlines()) == 2 * 3 * 2
+    assert capsys.readouterr().out.count(": sokoban_newvocab 0.") == 2
+    assert plots.yardsticks_of(plots.load(tmp_path / "run"), "eval frozenlake") == rows[0]["yardsticks"]["frozenlake"]
+
+
+def test_an_evaluation_makes_no_files(tmp_path, monkeypatch):
+    cfg = settings("", "--env", "bandit", "--eval-only")
     monkeypatch.chdir(tmp_path)
-    found = rm.evaluate(0, rm.load_models(cfg), cfg)
-    assert list(found) == ["sokoban", "sokoban_newvocab", "frozenlake"]
-    assert not list(tmp_path.iterdir()), "an evaluation makes no files"
+    columns, _ = rm.evaluate(0, rm.load_models(cfg), cfg)
+    assert list(columns["eval"]) == ["bandit"] and not list(tmp_path.iterdir())
 
 
 def test_evaluation_in_parts_draws_anew_for_each(cfg, monkeypatch):
@@ -223,8 +235,9 @@ def test_watch_sees_all_of_an_iteration_adds_columns_and_may_stop(tmp_path, fold
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
 
-def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok):
+def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, monkeypatch):
     """One that writes by script: every answer is valid, and no model is asked."""
+    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)
     def scripted(models, name, seeds, N, cfg, sampling_seed):
         trajs = []
         for group, seed in enumerate(seeds):
@@ -260,7 +273,11 @@ def test_a_model_whose_updates_read_other_numbers_is_refused_in_the_first_iterat
         return trajs
     with pytest.raises(rm.UserError, match="log-probs") as error:
         rm.train(cfg, models, play=play)
-    assert "\n" not in str(error.value) and len(rows_of(tmp_path / "run")) == 1, "no row of it is logged"
+    assert "\n" not in str(error.value) and rows_of(tmp_path / "run") == []
+    cfg = replace(cfg, eval_every=0, out=str(tmp_path / "unevaluated"))
+    with pytest.raises(rm.UserError, match="log-probs"):
+        rm.train(cfg, models, play=play)
+    assert len(rows_of(cfg.out)) == 1, "no row of it is logged"
 
 
 def test_small_models_on_a_cpu_use_one_thread(cfg, tmp_path, tok):
@@ -298,7 +315,7 @@ def test_a_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(b
     start = transformers.AutoModelForCausalLM.from_pretrained(rm.TINY)
     assert tok.chat_template and not equal(dict(model.state_dict()), dict(start.state_dict()))
     cfg = rm.parse_config(["--eval-only", "--model", str(out)])
-    again = rm.evaluate(0, rm.load_models(cfg), cfg)
+    again = rm.evaluate(0, rm.load_models(cfg), cfg)[0]["eval"]
     assert again == rows[-1]["eval"] and rows[-1]["eval"] != rows[0]["eval"]
     assert re.search(r"bandit \d\.\d\d \[\d\.\d\d, \d\.\d\d\]  random 0.50  optimal 1.00", capsys.readouterr().out)
 
@@ -338,7 +355,7 @@ def test_an_old_run_goes_on_without_settings_that_it_did_not_know(tmp_path, fold
     assert again == rows_of(out) and [row["iteration"] for row in again] == [0, 1, 2]
 
     def trained(rows):  # at its last iteration a run evaluates, whatever --eval-every says
-        return [{key: x for key, x in row.items() if key != "eval"} for row in untimed(rows)]
+        return [{key: x for key, x in row.items() if key not in ("eval", "yardsticks")} for row in untimed(rows)]
     assert trained(again) == trained(whole) and again[2]["eval"] == whole[2]["eval"]
 
 
@@ -369,7 +386,7 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--eval-envs bandit,chess", "chess"),
+    ("--env chess", "frozenlake"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),
