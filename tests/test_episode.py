@@ -1,0 +1,62 @@
+"""extras/episode.py: which episodes are shown, and that what is drawn is what was said."""
+import json
+
+import matplotlib.figure
+import pytest
+
+import envs
+from extras import episode
+
+LAKE = ["O _\nP G", "O _\n_ √"]
+
+
+def sample(iteration, level, R, env="frozenlake", states=LAKE):
+    turn = dict(state=states[0], answer="<think>It is 1 right.</think><answer>Right</answer>", valid=True, reward=R)
+    return dict(iteration=iteration, env=env, R=R, turns=[turn],
+                text=f"<|im_start|>user\n\nlevel {level}\n\n{states[1]}\nreturn {R:g}\n")
+
+
+def written(tmp_path, samples):
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
+    return tmp_path
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    figures = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda fig, out, **_: figures.append(fig))
+    return figures
+
+
+def words(fig):
+    return [text.get_text() for ax in fig.axes for text in ax.texts] + [ax.get_title(loc="left") for ax in fig.axes]
+
+
+def test_the_level_that_changed_most_is_shown_before_and_after(tmp_path, drawn):
+    run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, -0.1), sample(20, 0, 9.0), sample(20, 1, 9.0),
+                             sample(40, 0, 0.0), sample(40, 1, 1.0), sample(40, 2, 99.0, env="elsewhere")])
+    assert episode.episode(str(run)) == run / "episode.png"
+    said = words(drawn[0])
+    assert "before: return -0.1" in said and "after iteration 40: return 1" in said
+    assert said.count("It is 1 right.") == 2 and "Right\nreward 1" in said and "Right\nreward -0.1" in said
+    assert said.count("√") == 2 and said.count("P") == said.count("G") == 2, "before the answer, and after it"
+
+
+def test_a_state_in_words_is_written_as_it_is(tmp_path, drawn):
+    text = ["The arms are Teacher and Engineer.", "You pulled Engineer."]
+    run = written(tmp_path, [sample(0, 0, 0.0, "bandit", text), sample(20, 0, 1.0, "bandit", text)])
+    episode.episode(str(run))
+    assert "You pulled Engineer." in words(drawn[0])
+
+
+def test_an_unfinished_answer_and_an_unknown_world_are_drawn(tmp_path, drawn):
+    one = sample(0, 0, -0.1, "Mine", ["a b\nc d", "a b\nc d"])
+    one["turns"][0] |= dict(answer="<think>" + "word " * 200, valid=False)
+    episode.episode(str(written(tmp_path, [one])))
+    said = words(drawn[0])
+    assert "(no valid answer)\nreward -0.1" in said and any(text.endswith(" ...") for text in said)
+
+
+def test_a_run_without_samples_is_one_line(tmp_path):
+    with pytest.raises(envs.UserError, match="was never evaluated"):
+        episode.episode(str(tmp_path))
