@@ -1,0 +1,135 @@
+"""Change the method in your own script, without an edit of ragen_mini.py. Each recipe is one function below.
+
+    python extras/recipes.py rloo --env bandit       one of them, with any options of ragen_mini.py
+    python extras/recipes.py                         their names
+
+The ways in:
+    train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
+                             a state_dict, also one that you add, is in the checkpoint
+    train(cfg, learn=...)    another method; functools.partial(rm.learn, gae=..., of_group=...): other advantages only,
+                             while filter, KL penalty and updates stay
+    train(cfg, rollout=...)  another way to play; rewards may be changed: traj.reward, one number a token
+    train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written
+    Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
+
+A run does not know its recipe: --resume wants the same one again.
+"""
+import functools
+import inspect
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import transformers
+
+import envs
+import plots
+import ragen_mini as rm
+
+
+# ------------------------------------------------------------------------------------------- other advantages
+def rloo(cfg):
+    """REINFORCE leave-one-out (use --algo grpo): an episode against the mean of the *others* of its group."""
+    def of_group(R, norm):  # (P,N) -> (P,N)
+        others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
+        return R - others
+    return rm.train(cfg, learn=functools.partial(rm.learn, of_group=of_group))
+
+
+def discount_per_turn(cfg):
+    """PPO: --gamma 0.9 discounts once a turn instead of once a token. Rewards and forecasts of turn k are scaled by
+    gamma ** k, which turns the discounted sum into a plain one; then back."""
+    def gae(reward, value, mask, gamma, lam):  # as rm.gae
+        begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # an answer's first token
+        scale = gamma ** (begins.cumsum(1) - 1)
+        adv, ret = rm.gae(reward * scale, value * scale, mask, 1.0, lam)
+        return adv / scale, ret / scale
+    return rm.train(cfg, learn=functools.partial(rm.learn, gae=gae))
+
+
+def early_turns_count_more(cfg):
+    """GRPO (or PPO): the reward of turn k is scaled by 0.9 ** k. The log, too, shows the scaled returns."""
+    def rollout(*args):
+        trajs = rm.rollout(*args)
+        for traj in trajs:
+            turn = torch.tensor(traj.mask).int().diff(prepend=torch.tensor([0])).clamp(min=0).cumsum(0) - 1
+            traj.reward = [x * 0.9 ** k for x, k in zip(traj.reward, turn.tolist())]
+        return trajs
+    return rm.train(cfg, rollout=rollout)
+
+
+# ----------------------------------------------------------------------------------------------- other rewards
+def short_answers(cfg):
+    """Every token that the model writes costs 0.001. In any world: the rewards of the rollout are changed."""
+    def rollout(*args):
+        trajs = rm.rollout(*args)
+        for traj in trajs:
+            traj.reward = [x - 0.001 * ours for x, ours in zip(traj.reward, traj.mask)]
+        return trajs
+    return rm.train(cfg, rollout=rollout)
+
+
+class GoalLake(envs.FrozenLake):
+    """A thought that names the goal earns 0.1; the model is not told. Also: --env extras/recipes.py:GoalLake"""
+    def bonus(self, turn):
+        return 0.1 * ("goal" in plots.thought_of(turn))
+
+
+def said(cfg):
+    """The lake, with a reward for what is said."""
+    return rm.train(rm.replace(cfg, env=GoalLake))
+
+
+# ------------------------------------------------------------------------------------------- another optimizer
+def sgd(cfg):
+    """Gradient descent with momentum wants rates of its own, such as --lr 0.05 --critic-lr 0.01."""
+    models = rm.load_models(cfg)
+    groups = models.optimizer.param_groups  # the policy's and the critic's, each with its rate
+    models.optimizer = torch.optim.SGD([{"params": group["params"], "lr": group["lr"]} for group in groups], momentum=0.9)
+    return rm.train(cfg, models)
+
+
+def muon(cfg):
+    """Muon for the policy's matrices, Adam for all else; it steps whenever Adam steps."""
+    models = rm.load_models(cfg)
+    matrices = [x for name, x in models.policy.named_parameters() if x.ndim == 2 and "embed" not in name]
+    models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)
+    for group in models.optimizer.param_groups:
+        group["params"] = [x for x in group["params"] if not any(x is matrix for matrix in matrices)]
+    models.optimizer.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
+    return rm.train(cfg, models)
+
+
+# ---------------------------------------------------------------------------------------------- other networks
+def lora(cfg):
+    """Low-rank adapters (pip install peft). The checkpoint holds the adapter alone beside trainer.pt: merge it with
+    models.policy.merge_and_unload().save_pretrained(FOLDER) for a folder that --model takes."""
+    import peft
+    models = rm.load_models(cfg)
+    models.policy = peft.get_peft_model(models.policy, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+    models.optimizer = rm.make_optimizer(models.policy, models.critic, cfg)  # or nothing would be trained
+    return rm.train(cfg, models)
+
+
+def own_model(cfg):
+    """A model that exists as an object only: save it once, so that critic and reference can be made of it, too. (This
+    one is random: it will not say anything valid.)"""
+    tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
+    shape = transformers.LlamaConfig(vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                     num_attention_heads=2)
+    transformers.LlamaForCausalLM(shape).save_pretrained(f"{cfg.out}-begin")
+    tok.save_pretrained(f"{cfg.out}-begin")
+    return rm.train(rm.replace(cfg, model=f"{cfg.out}-begin"))
+
+
+RECIPES = {recipe.__name__: recipe for recipe in (rloo, discount_per_turn, early_turns_count_more, short_answers, said,
+                                                  sgd, muon, lora, own_model)}
+
+if __name__ == "__main__":
+    names = "\n".join(f"{name:24}{inspect.getdoc(recipe).splitlines()[0]}" for name, recipe in RECIPES.items())
+    rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, names)
+    RECIPES[sys.argv.pop(1)](rm.parse_config())
+    if rm.STOP:
+        sys.exit(130)

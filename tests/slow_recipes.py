@@ -1,0 +1,148 @@
+"""extras/recipes.py: every recipe trains, and changes what it says."""
+import copy
+import json
+import runpy
+import sys
+
+import pytest
+import torch
+import transformers
+from conftest import ROOT, equal, rows_of, untimed
+
+import ragen_mini as rm
+from envs import UserError
+from extras import recipes
+
+SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --update-size 8 --iterations 2 --max-new-tokens 24 "
+         "--max-turns 3 --lr 1e-3 --eval-every 0 --env frozenlake").split()
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    """cfg("--algo", "grpo") -> Config of a small run"""
+    return lambda *flags: rm.parse_config([*SMALL, "--out", str(tmp_path / "run"), *map(str, flags)])
+
+
+def trained(rows):
+    assert [row["iteration"] for row in rows] == [0, 1, 2] and all(row["updates"] > 0 for row in rows[1:])
+    return untimed(rows)
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_every_recipe_trains(name, algo, cfg):
+    if name == "lora":
+        pytest.importorskip("peft")
+    rows, models = recipes.RECIPES[name](cfg("--algo", algo))
+    assert len(rows) == 3 and rows_of(models_out(cfg)) == rows
+    if name != "own_model":  # a random one earns the same in all episodes
+        trained(rows)
+
+
+def models_out(cfg):
+    return cfg().out
+
+
+def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
+    seen = []
+    compute = rm.compute_advantages
+    monkeypatch.setattr(rm, "compute_advantages", lambda *args, **others: seen.append((args[1], others)) or compute(*args, **others))
+    recipes.rloo(cfg("--algo", "grpo", "--keep", 0.5))
+    R, others = seen[0]
+    assert R.shape == (1, 8), "the filter still filters"
+    for i, A in enumerate(others["of_group"](R, "std")[0]):
+        rest = [x for j, x in enumerate(R[0].tolist()) if j != i]
+        assert A == pytest.approx(R[0, i].item() - sum(rest) / 7, abs=1e-5)
+
+
+def test_a_discount_of_1_per_turn_changes_nothing(cfg):
+    plain = trained(rm.train(cfg())[0])
+    assert trained(recipes.discount_per_turn(cfg())[0]) == plain
+
+
+def test_the_discount_is_per_turn(cfg):
+    """The critic's targets at lambda 1, against a sum over turns."""
+    found = []
+
+    def watch(row, trajs, learned, models, cfg):
+        found.extend((trajs, batch) for batch, _ in learned)
+    train = rm.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rm, "train", lambda cfg, **seams: train(cfg, watch=watch, **seams))
+        recipes.discount_per_turn(cfg("--gamma", 0.5, "--kl-coef", 0, "--iterations", 1))
+    (trajs, batch), = found
+    several = 0
+    for traj, ret in zip(trajs, batch["ret"]):
+        turn = -1
+        for t in range(1, len(traj.ids)):
+            turn += traj.mask[t] and not traj.mask[t - 1]
+            if traj.mask[t]:
+                earned = [0.5 ** (k - turn) * one["reward"] for k, one in enumerate(traj.turns) if k >= turn]
+                assert ret[t - 1].item() == pytest.approx(sum(earned), abs=1e-4)
+        several += turn > 0
+    assert several
+
+
+def test_rewards_of_later_turns_and_of_long_answers_are_less(cfg):
+    for recipe, expected in (
+            (recipes.early_turns_count_more, lambda traj: sum(0.9 ** k * turn["reward"] for k, turn in enumerate(traj.turns))),
+            (recipes.short_answers, lambda traj: sum(turn["reward"] - 0.001 * turn["tokens"] for turn in traj.turns))):
+        found = []
+
+        def watch(row, trajs, learned, models, cfg):
+            found.extend(trajs)
+        train = rm.train
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rm, "train", lambda cfg, **seams: train(cfg, watch=watch, **seams))
+            recipe(cfg("--iterations", 1))
+        assert len(found) == 16 and all(traj.R == pytest.approx(expected(traj), abs=1e-6) for traj in found)
+
+
+def test_sgd_steps_along_the_gradient(cfg):
+    before = rm.load_models(cfg()).policy
+    rows, models = recipes.sgd(cfg("--iterations", 1, "--update-size", 16, "--lr", 0.25, "--critic-lr", 0.125))
+    assert [group["lr"] for group in models.optimizer.param_groups] == [0.25, 0.125]
+    moved = [(new - old).flatten() for new, old in zip(models.policy.parameters(), before.parameters())]
+    length = 0.25 * min(1.0, rows[1]["grad_norm"])
+    assert torch.cat(moved).norm().item() == pytest.approx(length, rel=1e-3)
+
+
+def test_muon_goes_on_where_it_stopped(cfg, tmp_path):
+    whole = trained(recipes.muon(cfg())[0])
+    recipes.muon(cfg("--iterations", 1, "--out", tmp_path / "again"))
+    rows, models = recipes.muon(rm.parse_config(["--resume", str(tmp_path / "again"), "--iterations", "2"]))
+    assert trained(rows) == whole
+    start = rm.load_models(cfg()).policy
+    changed = [name for (name, new), old in zip(models.policy.named_parameters(), start.parameters()) if not equal(new, old)]
+    assert len(changed) == len(list(start.parameters()))
+
+
+def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
+    pytest.importorskip("peft")
+    start = dict(rm.load_models(cfg()).policy.named_parameters())
+    rows, models = recipes.lora(cfg())
+    trained(rows)
+    for name, weight in models.policy.named_parameters():
+        assert weight.requires_grad == ("lora_" in name)
+        if "lora_B" in name:
+            assert weight.abs().max() > 0
+    assert (tmp_path / "run/checkpoint/adapter_config.json").is_file()
+    merged = copy.deepcopy(models.policy).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    models.tok.save_pretrained(tmp_path / "merged")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, models.policy(ids).logits, atol=1e-4)
+    changed = [name for name, weight in again.named_parameters() if not torch.allclose(weight, start[name], atol=1e-7)]
+    assert changed and all("q_proj" in name or "v_proj" in name for name in changed)
+
+
+def test_the_command_line(cfg, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["recipes.py", "said", *SMALL, "--iterations", "1", "--out", str(tmp_path / "run")])
+    runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
+    assert json.loads((tmp_path / "run/config.json").read_text())["env"] == "GoalLake"
+    for words in (["recipes.py"], ["recipes.py", "ppo"]):
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(UserError, match="rloo  .*leave-one-out"):
+            runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
