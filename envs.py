@@ -85,16 +85,16 @@ class Env:
         self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
-    def bonus(self, turn):  # turn: dict of state, answer, valid; self.state: before the actions of that answer
+    def bonus(self, turn):  # turn: dict of state, answer, valid, tokens; self.state: before its actions
         """What a world pays for what was *said*, besides what its actions earn. The model is not told of it."""
         return 0.0
 
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (remembered, so do not change what it returns). Different seeds may draw the same level, so
-    separate seeds alone would not keep evaluation levels out of training. A hash of the level itself puts a quarter of all
-    levels on the held-out side, and each seed draws until its level is on its own side (EVAL_SEEDS: held out)."""
+    """What a seed draws (it is remembered: do not change it). Different seeds may draw the same, so separate seeds alone
+    would not keep evaluation levels out of training. A hash of level and initial state puts a quarter of them all on the
+    held-out side, and each seed draws until it has one of its own side (EVAL_SEEDS: held out)."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
@@ -111,7 +111,7 @@ class Bandit(Env):
     pays. Level: the order of the names. State: None before the pull, then the name of the arm that was pulled."""
     split = False  # there are only two levels: nothing is held out
 
-    def __init__(self, sure, risky):
+    def __init__(self, sure="Teacher", risky="Engineer"):
         self.sure = sure
         self.risky = risky
         self.actions = (sure, risky)
@@ -293,7 +293,7 @@ def undo(state, floor):  # yields every state from which one action leads to `st
 
 # ---------------------------------------------------------------------------------------------- names of worlds
 ENVS = {  # those with _ in their names are for evaluation: does what was learnt carry over?
-    "bandit": partial(Bandit, sure="Teacher", risky="Engineer"),
+    "bandit": Bandit,
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
     "sokoban": Sokoban,
@@ -305,6 +305,7 @@ ENVS = {  # those with _ in their names are for evaluation: does what was learnt
 
 def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, other worlds ignore it
     world = find_world(name)
+    need(0 <= success_rate <= 1, f"--success-rate {success_rate}: 0 to 1 is possible")
     if isinstance(world, type) and issubclass(world, FrozenLake):
         return world(success_rate=success_rate)
     return world()
@@ -336,7 +337,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
                               sum over outcomes of p times chance(next state, left - 1; 0 if the episode is over)
-    In the room above, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play looks before every
+    In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play looks before every
     action, a model only once a turn: for the model it is an upper bound."""
     outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state
 
@@ -356,7 +357,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 
 @lru_cache
-def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=0.8):  # -> (2, horizon + 1): over evaluation levels
+def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=0.8):  # -> (2, horizon + 1)
     need(horizon <= 200, f"yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
     env = make(name, success_rate)
     curves = []

@@ -162,7 +162,8 @@ def draw_run(ax, metric, run, label, color):
         ax.plot(x, y, color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
-    intervals = np.array([envs.interval(success, run.config["eval_prompts"]) for success in y]).reshape(-1, 2)
+    levels = min(run.config["eval_prompts"], len(envs.EVAL_SEEDS))
+    intervals = np.array([envs.interval(success, levels) for success in y]).reshape(-1, 2)
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)  # 95%
     for level, name in zip(yardsticks_of(run, metric), ("random", "optimal")):
         ax.axhline(level, color="0.4", lw=1, ls=":")
@@ -170,7 +171,7 @@ def draw_run(ax, metric, run, label, color):
 
 
 def yardsticks_of(run, metric):  # -> success of random and of optimal play, if they are known
-    return run.config.get("yardsticks", {}).get(metric.removeprefix("eval "), [])
+    return run.config["yardsticks"].get(metric.removeprefix("eval "), [])
 
 
 def finish_panel(ax, metric):
@@ -202,14 +203,11 @@ SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max
 
 def peak_and_collapse(run):  # -> their iterations; None: no collapse
     """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
-
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-
     The peak is at iteration 3, where the highest mean, 1.0, begins: before it success still rose. The collapse is at 6,
-    where three values of success in a row, not of its mean, begin to be below half of that.
-    """
+    where three values of success in a row, not of its mean, begin to be below half of that."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(n) / n, "valid")
@@ -221,10 +219,13 @@ def peak_and_collapse(run):  # -> their iterations; None: no collapse
     return iterations[peak], None
 
 
-def extend_if_dead(y, run):
-    """A run without updates was ended since nothing changed its model any more: it would go on at its last value."""
-    dead = all(row.get("updates") == 0 for row in run.rows[-COLLAPSED_FOR:])
-    return np.append(y, np.full(COLLAPSED_FOR, y[-1])) if dead else y
+def is_dead(rows):
+    """Ten iterations in a row without an update. Nothing changes the model any more, unless rewards are very rare."""
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
+
+
+def extend_if_dead(y, run):  # it was ended, and would have gone on at its last value
+    return np.append(y, np.full(COLLAPSED_FOR, y[-1])) if is_dead(run.rows) else y
 
 
 @matplotlib.style.context(STYLE)

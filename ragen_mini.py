@@ -7,7 +7,7 @@
         batch = compute_advantages(...)   how much better than expected was every token?           eq. 5 (GRPO)
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
-    python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
+    python ragen_mini.py --model tiny --env frozenlake    train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on, exactly as if it had not stopped
     python ragen_mini.py --model RUN --play 7             see it play level 7 (or --eval-only)
 
@@ -20,8 +20,8 @@ Words
     update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
     policy      pi, the model as a player; pi_old: at the last rollout; critic (PPO): forecasts the rewards still to come
 
-Shapes: B trajectories, T tokens of the longest (T-1 are predicted: nothing precedes the first one), n tokens that the
-model wrote, b rows of a pass, q new tokens of a row, V words of the vocabulary, D the model's width.
+Shapes: B trajectories, T tokens of the longest one, n tokens that the model wrote, k groups that the filter kept, b rows
+of a pass, q new tokens of a row, V words of the vocabulary, D the model's width.
 """
 import argparse
 import contextlib
@@ -37,6 +37,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+import filelock  # comes with torch
 import numpy as np
 import torch
 import transformers
@@ -104,7 +105,7 @@ class Config:  # where a default is None it depends on --starpo-s or --model
     play: int = None  # show one episode of --model in this level, and stop
     save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run, which goes on; --iterations, --lr, --critic-lr, --save-every may be new
+    resume: str = ""  # folder of a run, which goes on; --iterations, --lr, --critic-lr may be new. See parse_config
 
     def __post_init__(self):
         if Path(self.model, "checkpoint").is_dir():  # the folder of a run
@@ -119,9 +120,8 @@ class Config:  # where a default is None it depends on --starpo-s or --model
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
-            need(value is None or setting.type is str or value >= least, f"--{setting.name} {value}: at least {least}")
-        need(self.success_rate <= 1, f"--success-rate {self.success_rate}: at most 1 is possible")
-        self.eval_prompts = min(self.eval_prompts, 256)
+            need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
+        self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
         need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
@@ -162,11 +162,11 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.cache_row, self.cached = group, 0  # where its keys and values are, and of how many ids: see KVCache
+        self.cache_row, self.cached = group, 0  # in KVCache: which row is its (at first a row a group), of how many ids
 
     @property
     def R(self):  # eq. 2
-        return sum(turn["reward"] for turn in self.turns)
+        return sum(self.reward)
 
     def append(self, ids, sampled, logp=0.0):
         self.ids += ids
@@ -207,15 +207,15 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the model's chat template, then the first tag of the answer.
     NOTE: a later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
-    render a little conversation with a dummy answer, (seam), and keep what comes behind it:
+    render a little conversation with a dummy answer, (seam), and keep what comes after it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; begins with the end of a turn"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
     rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank behind the answer
-    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some open the thought, or leave an empty one
+    rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank after the answer
+    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some templates open a thought
     return tok(rendered + first_tag, add_special_tokens=False).input_ids
 
 
@@ -261,12 +261,11 @@ def take_turn(traj, tok, cfg, ends):
 @autocast
 @torch.no_grad()
 def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
-    policy, tok = models.policy, models.tok
     trajs = []
     for group, seed in enumerate(seeds):
         for episode in range(N):  # a group shares its initial state, but every episode has its own dice
-            trajs.append(begin(name, seed, episode, group, tok, cfg))
-    ends = encode(tok, cfg.first_tag, ".", after_answer=True)[0], tok.eos_token_id  # of an answer; the template's first
+            trajs.append(begin(name, seed, episode, group, models.tok, cfg))
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # a pair: either ends it
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
     live = trajs
@@ -274,18 +273,42 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
         writing = live
         while writing:  # everyone writes an answer, token by token
             if cache.layers:
-                logp = read(policy, cache, writing, cfg)  # (b,V)
+                logp = read(models.policy, cache, writing, cfg)  # (b,V)
             else:  # the first message is the same in a whole group: it is read once, then copied
-                logp = read(policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)
+                logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)
                 cache.select(trajs)
             sample(writing, logp, generator)
             writing = [traj for traj in writing if traj.ids[-1] not in ends
                        and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]  # the others wait
         for traj in live:  # everyone acts
-            take_turn(traj, tok, cfg, ends)
+            take_turn(traj, models.tok, cfg, ends)
         live = [traj for traj in live if not traj.done]  # the finished leave
         cache.select(live)  # and the cache forgets them
     return trajs
+
+
+def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
+    """Each reads those of its ids that are not in the cache yet. Without a cache, one by one, it would be log_softmax of
+    policy(torch.tensor([traj.ids])).logits[0, -1] / temperature."""
+    q = max(len(traj.ids) - traj.cached for traj in trajs)
+    inputs, columns = [], []
+    for traj in trajs:
+        new = traj.ids[traj.cached:]
+        pads = q - len(new)
+        inputs.append([0] * pads + new)
+        columns.append([traj.cached + (t - pads) % q for t in range(q)])  # -1 % q is q - 1: pads come behind
+    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
+    cache.columns = torch.tensor(columns, device=cfg.device)
+    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
+    cache.used = q + max(traj.cached for traj in trajs)
+    later = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
+    unseen = later * torch.finfo(torch.float32).min  # added to the scores (some models would add even a boolean mask)
+    with or_say(f"--model {cfg.model} cannot be used here"):
+        output = policy(input_ids=inputs, attention_mask=unseen, position_ids=cache.columns, past_key_values=cache,
+                        logits_to_keep=1)
+    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
+    need(not logp.isnan().any(), NOT_FINITE)
+    return logp
 
 
 def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
@@ -309,8 +332,8 @@ class KVCache:
     read different numbers of tokens, a pass wants a rectangle. Say the upper row has 7 tokens in the cache and reads
     a b c, the lower one has 5 and reads x:
                  input       columns
-        upper    a b c       7 8 9         pads, -, get the columns *behind* x, which attends to columns 0..5 only;
-        lower    - - x       6 7 5         the row's next tokens go to 6, 7, ... and replace them"""
+        upper    a b c       7 8 9         x sees columns 0..5. The pads, -, go behind it, where x does not see them,
+        lower    - - x       6 7 5         and the row's next tokens go to columns 6, 7, ... and replace them"""
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
         self.rows = self.columns = None  # of this pass: which rows read (b,), and where their q new tokens go (b,q)
@@ -323,7 +346,7 @@ class KVCache:
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # Two indices, (b,1) and (b,q), with slices between them: torch puts (b,q) in front. (b, q, 2, heads, width)
+        # Two indices with slices between them: torch puts what they select, (b,q), in front: (b, q, 2, heads, width)
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         visible = stored[:, :, :, :self.used]
         if len(self.rows) < len(stored):  # else all rows read, in their order
@@ -337,38 +360,14 @@ class KVCache:
             traj.cache_row = row
 
 
-def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Each reads those of its ids that are not in the cache yet. Without a cache, one by one, it would be log_softmax of
-    policy(torch.tensor([traj.ids])).logits[0, -1] / temperature."""
-    q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []
-    for traj in trajs:
-        new = traj.ids[traj.cached:]
-        pads = q - len(new)
-        inputs.append([0] * pads + new)
-        columns.append([traj.cached + (t - pads) % q for t in range(q)])  # -1 % q is q - 1: pads come behind
-    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)
-    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
-    cache.used = q + max(traj.cached for traj in trajs)
-    later = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
-    unseen = later * torch.finfo(torch.float32).min  # added to the scores: some models would add a boolean, too
-    with otherwise(f"--model {cfg.model} cannot be used here"):
-        output = policy(input_ids=inputs, attention_mask=unseen, position_ids=cache.columns, past_key_values=cache,
-                        logits_to_keep=1)
-    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
-    need(not logp.isnan().any(), NOT_FINITE)
-    return logp
-
-
 # --------------------------------------------------------------- which episodes, and how good was each token
-def learn(trajs, models, cfg, seed):  # P*N trajectories -> the batch that was trained on, statistics of its steps
+def learn(trajs, models, cfg, seed, **others):  # P*N trajectories -> the batch they became, statistics of its steps
     R = returns(trajs, cfg)  # (P,N)
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: of this slice
-    batch = compute_advantages(chosen, R[kept], models, cfg)
+    batch = compute_advantages(chosen, R[kept], models, cfg, **others)  # others: gae or of_group of your own
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -385,32 +384,9 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Ours. PPO compares all returns, GRPO those of a group. Where they are alike, nothing but noise would be trained on."""
+    """Ours. PPO compares all returns, GRPO those of a group. Where they are alike, only noise would be trained on."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
-
-
-def compute_advantages(trajs, R, models, cfg):  # R (k,N) -> batch: what collate returns, and adv (B,T-1)
-    """Computed once, before the first update, then frozen: rewards minus a forecast that is known without the token. The
-    KL penalty (App. B.2) stands in the reward: r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before
-    training. Its mean over what pi_old samples is KL(pi_old || pi_ref)."""
-    batch = collate(trajs, cfg.device)
-    mask = batch["mask"]
-    penalty = torch.zeros_like(batch["reward"])
-    if models.ref:
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)
-        batch["kl"] = (batch["old_logp"] - ref_logp) * mask
-        penalty = -cfg.kl_coef * batch["kl"]  # a reward, below 0 on average
-    if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
-        batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
-        adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
-    else:  # A of the episode, and the KL penalties from this token on, which the group's std does not divide
-        to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
-        adv = grpo_advantages(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
-    batch["adv"] = adv * mask
-    return batch
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
@@ -421,7 +397,7 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: all but `inputs` lose their first entry. A mask that is not shifted with them trains m3 in the place of a3."""
+    NOTE: all but `inputs` lose their first entry. A mask that is not shifted trains a2, m3 instead of a1, a2, a3."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
@@ -453,13 +429,36 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a rare large win gets no larger A than a rare small loss. So
-    dividing can push the better arm of a bandit *down*, where adv_norm mean does not."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: dividing makes a rare large win no larger than a rare small
+    loss. That can push the better arm of a bandit *down* (tutorial, Exercise 15); adv_norm mean does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
     std = R.std(dim=1, keepdim=True)  # sample std, as in the released code: for N = 16 3% more than the population's
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
+
+
+def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
+    """Computed once, before the first update, then frozen: rewards minus a forecast that does not know the token. (So the
+    forecast does not change the mean gradient: tutorial, part 3.) The KL penalty (App. B.2) stands in the reward:
+    r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training."""
+    batch = collate(trajs, cfg.device)
+    mask = batch["mask"]
+    penalty = torch.zeros_like(batch["reward"])
+    if models.ref:
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)
+        batch["kl"] = (batch["old_logp"] - ref_logp) * mask
+        penalty = -cfg.kl_coef * batch["kl"]  # a reward, below 0 on average
+    if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
+        batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
+        adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
+        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
+    else:  # A of the episode, and the KL penalties from this token on, which the group's std does not divide
+        to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
+        adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
+    batch["adv"] = adv * mask
+    return batch
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
@@ -481,7 +480,7 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     fit into memory, whose gradients add up. NOTE: divide by the tokens of *all* parts."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
-    def descend(name, loss):  # at once, so that only one network's activations are in memory
+    def backward(name, loss):  # at once, so that only one network's activations are in memory
         mean = loss.sum() / total
         mean.backward()
         stats[name] += mean.item()
@@ -491,10 +490,10 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         logp, entropy = token_logps(models.policy, part, cfg)
         loss, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
-        descend("policy_loss", loss)
+        backward("policy_loss", loss)
         if "ret" in part:
             value = token_values(models.critic, part)  # now; part["value"]: before the first update
-            descend("value_loss", value_loss(value, part["value"][mask], part["ret"][mask]))
+            backward("value_loss", value_loss(value, part["value"][mask], part["ret"][mask]))
     return stats
 
 
@@ -513,12 +512,12 @@ def take_step(models, cfg):  # -> length of the policy's gradient
 
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """eq. 4 (PPO) and 6 (GRPO), which have the same form, negated. In the first update of an iteration every ratio is 1,
-    and the gradient is that of -A log pi, the policy gradient. Later the clip ends it for a token that moved far enough:
-         A    ratio    ratio A    clip(ratio) A    min takes        the step moves the token's probability
-         1     1.5       1.5          1.2          clip(ratio) A    not: it moved up far enough
+    """Minus eq. 4 (PPO) or 6 (GRPO): they have the same form. In the first update of an iteration every ratio is 1, and
+    the gradient is that of -A log pi, the policy gradient. Later the clip ends it for a token that moved far enough:
+         A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
+         1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
-        -1     0.5      -0.5         -0.8          clip(ratio) A    not: it moved down far enough
+        -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
     NOTE: do not watch its value, only its gradient means something: at ratio 1 it is about minus the mean of A."""
     ratio = (logp - old_logp).exp()
@@ -553,7 +552,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time. No attention mask:
     pads are on the right, and a causal model never looks to the right."""
     mask = part["mask"]
-    hidden = policy.base_model(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
+    hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
 
     def of_chunk(hidden, targets):
@@ -585,21 +584,21 @@ def on_grid(function, batch):  # function(part): (n,), a number for each token t
 
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
-def train(cfg, models=None, learn=learn, watch=lambda *_: False, play=rollout):  # -> rows of the log, the trained models
-    """`learn` and `play` may be others than ours; they return what ours return. watch(row, trajs, learned, models, cfg)
+def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
+    """`learn` and `rollout` may be others than ours; they return what ours return. watch(row, trajs, learned, models, cfg)
     is called before a row is logged: it may add columns, draw, or return True to stop."""
     models = models or load_models(cfg)
-    cfg, rows = open_run(models, cfg)  # no rows yet; with --resume those so far
+    cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
     STOP.clear()
     before = signal.signal(signal.SIGINT, ask_to_stop)
     try:
         for i in bar:
-            row, trajs, learned = iterate(i, models, cfg, learn, play)
+            row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
-            over = i == cfg.iterations or is_dead(rows)
+            over = i == cfg.iterations or plots.is_dead(rows)
             if cfg.eval_every and (over or i % cfg.eval_every == 0):
-                columns, samples = evaluate(i, models, cfg, play)
+                columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 append(cfg, "samples.jsonl", samples)
             over |= bool(STOP)
@@ -613,11 +612,12 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, play=rollout): 
                 break
     finally:
         signal.signal(signal.SIGINT, before)
+        lock.release()
     print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/")
     return rows, models
 
 
-def iterate(i, models, cfg, learn=learn, play=rollout):  # -> row i of the log; all trajectories; what `learn` returned
+def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log; all trajectories; what `learn` returned
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
@@ -625,7 +625,7 @@ def iterate(i, models, cfg, learn=learn, play=rollout):  # -> row i of the log; 
     count = cfg.prompts * cfg.online_k + 1
     *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, count).tolist()  # lower ones are for evaluation
     start = time.perf_counter()
-    trajs = play(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
+    trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = time.perf_counter()
     check_reading(trajs, models, cfg)
     learned = []
@@ -638,17 +638,13 @@ def iterate(i, models, cfg, learn=learn, play=rollout):  # -> row i of the log; 
 
 def check_reading(trajs, models, cfg):
     """A fresh pass of the same weights must give the log-probs of the rollout: the first ratios are 1. They are not with
-    dropout, a sliding window (see KVCache), or where a model changes its logits behind the head (see token_logps)."""
+    dropout, a sliding window (KVCache keeps all), or logits that are changed after the head (token_logps skips that)."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
-    with otherwise(f"--model {cfg.model} cannot be used here"):
+    with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean().item()
     need(gap * cfg.temperature < (0.05 if CUDA else 1e-4),  # bf16: roughly; a low temperature magnifies rounding
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
-
-
-def is_dead(rows):  # ten iterations in a row had nothing to compare. So it will stay, unless rewards are very rare
-    return all(row.get("updates") == 0 for row in rows[-10:])  # row 0 has no updates, not even none
 
 
 def append(cfg, name, dicts):  # to a file of the run, a line each
@@ -667,12 +663,12 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     print("\nstopping after this iteration; once more: at once, without saving it", file=sys.stderr)
 
 
-def evaluate(i, models, cfg, play=rollout):  # -> columns of the log; two whole episodes
+def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two whole episodes
     cfg = replace(cfg, temperature=EVAL_TEMPERATURE)
     seeds = envs.EVAL_SEEDS[:cfg.eval_prompts] if cfg.play is None else [cfg.play]
     trajs = []
     for first in range(0, len(seeds), EVALUATED_AT_ONCE):
-        trajs += play(models, cfg.env, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
+        trajs += rollout(models, cfg.env, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
     check_reading(trajs, models, cfg)
     world = envs.title(cfg.env)
     success = sum(traj.success for traj in trajs) / len(trajs)
@@ -692,20 +688,19 @@ def evaluate(i, models, cfg, play=rollout):  # -> columns of the log; two whole 
 # ------------------------------------------------------------------------------------------- models and files
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. Both networks are in eval mode: no dropout."""
-    transformers.logging.set_verbosity_error()  # it would report that this head is new
     transformers.utils.logging.disable_progress_bar()
     if cfg.device == "cpu" and cfg.small:
         torch.set_num_threads(1)  # more gain nothing, and wait for each other where other programs run
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = ref = None
-    trains = cfg.play is None and not cfg.eval_only
-    with otherwise(f"--model {cfg.model} cannot be loaded: give tiny, a folder, or with network a hub id; or --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded: give tiny, a folder, or with network a hub id; or --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
-        if trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
+        if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
+            transformers.logging.set_verbosity_error()  # it would report that this head is new
             kind = transformers.AutoModelForTokenClassification
             critic = kind.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
-    if trains and cfg.kl_coef:
+    if cfg.trains and cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
     first = begin(cfg.env, 0, 0, 0, tok, cfg).ids
@@ -716,28 +711,31 @@ def load_models(cfg):
 
 
 @contextlib.contextmanager
-def otherwise(advice):  # every library raises exceptions of its own: here all become the advice and the reason
+def or_say(advice):  # every library raises exceptions of its own: here all become the advice and the reason
     try:
         yield
     except Exception as error:
         raise UserError(f"{advice} ({' '.join(str(error).split())[:150]})") from error
 
 
-def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
+def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
     """A new folder, since nothing is ever overwritten; or the folder of --resume, with the log as it was saved."""
     log = restore(models, cfg.resume) if cfg.resume else ""
-    method = f"{cfg.algo}-s" if cfg.starpo_s else cfg.algo
-    name = Path(cfg.out or f"runs/{envs.title(cfg.env)}-{method}-seed{cfg.seed}")
+    need(log.count("\n") <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
+    name = Path(cfg.out or f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}")
     number, out = 1, cfg.resume or str(name)
     while Path(out).exists() and not cfg.resume:
         number += 1
         out = f"{name}-{number}"
     Path(out, "checkpoint").mkdir(parents=True, exist_ok=True)
+    with or_say(f"another process trains in {out}"):
+        lock = filelock.FileLock(Path(out, "lock"))
+        lock.acquire(timeout=0)
     cfg = replace(cfg, out=out, resume="")  # the caller's stays as it is
     Path(out, "log.jsonl").write_text(log)  # rows after the checkpoint go: they are made again
     Path(out, "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
     print(f"{cfg.model} on {cfg.device}, in {out}")
-    return cfg, [json.loads(line) for line in log.splitlines()]
+    return cfg, [json.loads(line) for line in log.splitlines()], lock
 
 
 def save(models, cfg):
@@ -746,7 +744,7 @@ def save(models, cfg):
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
-    with otherwise(f"cannot save in {cfg.out}"):
+    with or_say(f"cannot save in {cfg.out}"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # all in plain files
         torch.save(state, new / "trainer.pt")
@@ -756,7 +754,7 @@ def save(models, cfg):
 
 
 def restore(models, run):  # -> the log when it was saved
-    with otherwise(f"{run}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
+    with or_say(f"{run}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(Path(run, "checkpoint", "trainer.pt"), map_location="cpu", weights_only=True, mmap=True)
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
@@ -778,7 +776,7 @@ def parse_config(argv=None):  # -> Config
     run = given.get("resume", given.get("model", "tiny"))
     settings = {}
     if Path(run, "checkpoint").is_dir():  # a run brings its settings, but for what is given
-        with otherwise(f"{run}/config.json cannot be used: put it back or start anew"):
+        with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
             settings = dict(json.loads(Path(run, "config.json").read_text()))
         known = Config.__annotations__.keys() - {"device", "out"} - (STARPO.keys() if "starpo_s" in given else set())
         settings = {name: settings[name] for name in settings.keys() & known}
@@ -789,11 +787,11 @@ def parse_config(argv=None):  # -> Config
 if __name__ == "__main__":
     cfg = parse_config()
     try:
-        if cfg.eval_only or cfg.play is not None:
+        if cfg.trains:
+            train(cfg)
+        else:
             for sample in evaluate(0, load_models(cfg), cfg)[1]:
                 print(sample["text"])
-        else:
-            train(cfg)
     except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback
         sys.exit(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint")
     if STOP:

@@ -294,6 +294,6 @@ if __name__ == "__main__":
     parser.add_argument("--max-actions", type=int, default=10, help="of an episode")
     args = parser.parse_args()
     source = rm.TINY if args.model == "tiny" else args.model
-    with rm.otherwise(f"--model {source}: its tokenizer cannot be loaded"):
+    with rm.or_say(f"--model {source}: its tokenizer cannot be loaded"):
         tok = transformers.AutoTokenizer.from_pretrained(source)
     check(args.world, tok, args.max_actions)

@@ -58,7 +58,7 @@ def work(cfg):
     if cfg.eval_only or cfg.play is not None:
         rm.evaluate(0, rm.load_models(cfg), replace(cfg, out=""), play)
     else:
-        rm.train(cfg, learn=learn, watch=watch, play=play)
+        rm.train(cfg, learn=learn, watch=watch, rollout=play)
 
 
 # --------------------------------------------------------------------------------------- what is done together

@@ -189,11 +189,7 @@ def is_finished(folder):
         run = plots.load(folder)
     except UserError:  # not begun, or killed before its first save
         return False
-    return len(run.rows) > run.config["iterations"] or is_dead(run)
-
-
-def is_dead(run):  # it ended by itself: ten iterations in a row had nothing to compare
-    return run.rows != [] and all(row.get("updates") == 0 for row in run.rows[-10:])
+    return run.rows != [] and (len(run.rows) > run.config["iterations"] or plots.is_dead(run.rows))
 
 
 def train(todo, name, args):
@@ -387,7 +383,7 @@ def align_seeds(runs, metric):  # -> iterations that all of these runs have, val
         by_seed.append(dict(zip(x, y)))
     everywhere = sorted(set().union(*by_seed))  # iterations that some run has
     for values, run in zip(by_seed, runs):
-        if values and is_dead(run):
+        if values and plots.is_dead(run.rows):
             fill_after_death(values, everywhere, metric)
     common = [i for i in everywhere if all(i in values for values in by_seed)]
     return common, np.array([[values[i] for i in common] for values in by_seed])

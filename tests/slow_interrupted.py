@@ -97,11 +97,12 @@ def test_whatever_became_of_the_files_beside_trainer_pt(run, whole):
     assert_same(run, whole)
 
 
-def test_a_finished_run_only_reports_again_and_leaves_the_callers_config_alone(whole, tmp_path):
+def test_a_finished_run_says_so_and_nothing_changes(whole, tmp_path):
     out = shutil.copytree(whole, tmp_path / "run")
     cfg = settings(f"--resume {out}")
     before = copy.copy(cfg)
-    assert rm.train(cfg)[0] == rows_of(whole)
+    with pytest.raises(rm.UserError, match="is finished: give it more --iterations"):
+        rm.train(cfg)
     assert cfg == before
     assert_same(out, whole)
 
@@ -209,7 +210,9 @@ def test_a_checkpoint_of_another_model_does_not_fit(half, run, tok, tmp_path):
 
 
 def test_fewer_iterations_than_were_done_lose_nothing(run):
-    assert len(train(f"--resume {run} --iterations 1")) == len(rows_of(run)) == len(saved_rows(run)) == 3
+    with pytest.raises(rm.UserError, match="is finished"):
+        train(f"--resume {run} --iterations 1")
+    assert len(rows_of(run)) == len(saved_rows(run)) == 3 and settings(f"--resume {run}").iterations > 1
 
 
 def test_resume_with_a_lower_learning_rate(run):

@@ -24,7 +24,7 @@ def test_stopped_by_a_signal_it_resumes_to_an_equal_run(tmp_path):
     def interrupted(*args):
         os.kill(os.getpid(), signal.SIGINT)
         return rm.rollout(*args)
-    assert len(train(f"{flags} --out {out}", play=interrupted)) == 2
+    assert len(train(f"{flags} --out {out}", rollout=interrupted)) == 2
     assert len(saved_rows(out)) == len(rows_of(out)) == 2
     train(f"--resume {out}")
     assert_same(out, tmp_path / "whole")

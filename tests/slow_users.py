@@ -236,6 +236,7 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --model runs/nowhere/checkpoint", "--model runs/nowhere/checkpoint cannot be loaded"),
     ("ragen_mini.py --model gpt2", "--model gpt2 cannot be loaded"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
+    ("ragen_mini.py --resume {runs}/mine", "mine is finished: give it more --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: ")]
 
@@ -260,7 +261,7 @@ def test_a_terminal_without_a_root_sign_shows_a_question_mark():
     ("plots.py curves {runs}/bandit --out x.pdf", "x.pdf\n"),
     ("ragen_mini.py --model {runs}/bandit --eval-only", "bandit 0."),
     ("ragen_mini.py --model {runs}/bandit/checkpoint --eval-only --env bandit --eval-prompts 4", "bandit 0."),
-    ("ragen_mini.py --resume {runs}/bandit", "{runs}/bandit/curves.png")])
+    ("ragen_mini.py --resume {runs}/bandit --iterations 2", "{runs}/bandit/curves.png")])
 def test_what_is_right_stays_right(command, prints, runs, user, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     code, said, errors = user(command.format(runs=runs))

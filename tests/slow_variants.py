@@ -159,7 +159,8 @@ def episodes(cfg, play):
         short = play(["</think>"], "frozenlake", [1, 2], cfg, n=2)
         trajs[1], trajs[3] = short[1], short[3]
         for traj, value in zip(trajs, R):
-            traj.turns = [dict(traj.turns[0], reward=value)]
+            answer = [t for t, ours in enumerate(traj.mask) if ours]
+            traj.reward = [value if t == answer[-1] else 0.0 for t in range(len(traj.ids))]
         return trajs, rm.load_models(cfg)
     return of
 

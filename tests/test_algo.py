@@ -170,7 +170,7 @@ def played(llama, tok):
     for k, (traj, bonus) in enumerate(zip(trajs, [0, 0, 0, 1, 0.3, 2, 0, 0.3])):
         traj.group = k // 4
         traj.reward[-1] += bonus
-        traj.turns[-1]["reward"] += bonus
+        traj.reward[-1] += bonus
     return trajs
 
 

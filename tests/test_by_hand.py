@@ -41,6 +41,7 @@ def walked(group=0, rewards=(0.0,), answers=None, tokens=None, success=False, en
         turn = dict(state="", answer=answers[k] if answers else "<think></think>", valid=True, reward=reward)
         turn["tokens"] = tokens[k] if tokens else 1
         traj.turns.append(turn)
+        traj.reward.append(reward)
     traj.success, traj.entropy = success, entropy
     return traj
 
@@ -122,9 +123,10 @@ def test_kept_episodes_are_trained_by_their_own_returns(cfg, tok, monkeypatch):
     cfg.algo, cfg.adv_norm, cfg.keep, cfg.prompts, cfg.rollouts = "grpo", "mean", 0.5, 4, 2
     trajs = []
     for number, reward in enumerate([0, 0, 1, 3, 5, 5.5, 0, 10]):
-        traj = walked(number // 2, [float(reward)])
+        traj = walked(number // 2, [])
         traj.append([99], sampled=False)
         traj.append([number], True, -1.0)
+        traj.reward[-1] = float(reward)
         trajs.append(traj)
     monkeypatch.setattr(rm, "updates", lambda *rest: ["updated"])
     for first in (0, 4):  # in a second slice of --online-k the groups have higher numbers
@@ -263,7 +265,7 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
         for group, seed in enumerate(seeds):
             traj = rm.begin(name, seed, 0, group, tok, cfg)
             traj.success = seed in (1, 3, 4)
-            traj.turns.append(dict(reward=-1.0 if traj.success else 1.0))
+            traj.reward[-1] = -1.0 if traj.success else 1.0
             trajs.append(traj)
         return trajs
     columns, samples = rm.evaluate(3, SimpleNamespace(tok=tok), cfg, play)

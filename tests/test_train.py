@@ -56,7 +56,7 @@ def test_algorithms_run_on_worlds(tmp_path, folder, flags):
         assert (row["kept"], row["updates"]) == ((4, 1) if "--starpo-s" in flags else (8, 2)), "keep 0.25: one prompt"
     assert list(rows[0]["eval"]) == list(rows[2]["eval"]) == [flags.split()[1]] and "eval" not in rows[1]
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
+    assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png", "lock"}
     for line in (tmp_path / "run/samples.jsonl").read_text().splitlines():
         sample = json.loads(line)
         R = sum(turn["reward"] for turn in sample["turns"])
@@ -150,7 +150,7 @@ def test_training_levels_are_no_evaluation_levels(tmp_path, monkeypatch):
         drawn.append(list(seeds))
         return rm.rollout(models, name, seeds, *rest)
     flags = "--env bandit --prompts 20 --rollouts 2 --max-turns 1 --max-new-tokens 1"
-    run(tmp_path / "run", *flags.split(), play=spy)
+    run(tmp_path / "run", *flags.split(), rollout=spy)
     before, first, second, after = drawn
     assert before == after == [0, 1, 2, 3]
     assert len({*first, *second}) == 40 and min(first + second) >= 2 ** 31 - 10 ** 6
@@ -248,7 +248,7 @@ def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, mo
                 rm.take_turn(traj, models.tok, cfg, [models.tok.eos_token_id])
                 trajs.append(traj)
         return trajs
-    rows = run(tmp_path / "run", *"--env bandit --algo grpo --iterations 1".split(), model=folder, play=scripted,
+    rows = run(tmp_path / "run", *"--env bandit --algo grpo --iterations 1".split(), model=folder, rollout=scripted,
                learn=lambda *_: ({}, []))
     assert rows[0]["eval"] == rows[1]["eval"] == {"bandit": 0.0}, "episode 0 pulls the sure arm"
     assert rows[1]["valid"] == 1 and rows[1]["success"] == 0.5 and (rows[1]["updates"], rows[1]["kept"]) == (0, 0)
@@ -269,14 +269,14 @@ def test_a_model_whose_updates_read_other_numbers_is_refused_in_the_first_iterat
     def play(*args):  # a random model earns the same in all its episodes: then nothing would be compared
         trajs = rm.rollout(*args)
         for traj in trajs:
-            traj.turns[-1]["reward"] += next(uneven) % 3
+            traj.reward[-1] += next(uneven) % 3
         return trajs
     with pytest.raises(rm.UserError, match="log-probs") as error:
-        rm.train(cfg, models, play=play)
+        rm.train(cfg, models, rollout=play)
     assert "\n" not in str(error.value) and rows_of(tmp_path / "run") == []
     cfg = replace(cfg, eval_every=0, out=str(tmp_path / "unevaluated"))
     with pytest.raises(rm.UserError, match="log-probs"):
-        rm.train(cfg, models, play=play)
+        rm.train(cfg, models, rollout=play)
     assert len(rows_of(cfg.out)) == 1, "no row of it is logged"
 
 
@@ -299,7 +299,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
             os.kill(os.getpid(), signal.SIGINT)
         return rm.rollout(models, name, seeds, N, cfg, sampling_seed)
     before = signal.getsignal(signal.SIGINT)
-    rows = run(tmp_path / "run", "--env", "bandit", "--iterations", 5, model=folder, play=play)
+    rows = run(tmp_path / "run", "--env", "bandit", "--iterations", 5, model=folder, rollout=play)
     assert len(rows) == len(rows_of(tmp_path / "run")) == 2 and signal.getsignal(signal.SIGINT) is before
     assert "stopping after this iteration" in capsys.readouterr().err
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
@@ -326,6 +326,31 @@ def test_nothing_is_overwritten(tmp_path, bandit):
     run(f"{out}/", "--iterations", 1, "--eval-every", 0)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert len(rows_of(tmp_path / "run-2")) == 2
+
+
+def test_nobody_else_may_train_in_the_folder_of_a_run(tmp_path, folder, bandit):
+    """The second one changes nothing; when the first one has ended, also by an error, its lock is free."""
+    out = shutil.copytree(bandit[0], tmp_path / "run")
+    go_on = ["--resume", str(out), "--iterations"]
+    seen = []
+
+    def watch(row, *rest):
+        files = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        with pytest.raises(rm.UserError, match="another process trains in ") as error:
+            rm.train(rm.parse_config([*go_on, "9"]))
+        assert "\n" not in str(error.value)
+        assert files == {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        seen.append(row["iteration"])
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError) as kept:  # its traceback lives on, as in a notebook
+        rm.train(rm.parse_config([*go_on, "3"]), watch=watch)
+    rows, _ = rm.train(rm.parse_config([*go_on, "3"]))
+    assert seen == [3] and [row["iteration"] for row in rows] == [0, 1, 2, 3] and kept.tb
+
+
+def test_a_finished_run_says_what_would_go_on(bandit):
+    with pytest.raises(rm.UserError, match="finished: give it more --iterations"):
+        rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
 def test_a_run_brings_its_settings(bandit):
@@ -386,7 +411,7 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"),
+    ("--env chess", "frozenlake"), ("--success-rate 1.5", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),
@@ -409,7 +434,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
 
 
 @pytest.mark.parametrize("flags", ["--rollouts 0", "--keep -0.5", "--lr nan", "--lr -1", "--seed -1", "--iterations -1",
-                                   "--max-turns 0", "--success-rate 1.5"])
+                                   "--max-turns 0", "--success-rate -0.5"])
 def test_numbers_that_make_no_sense(flags, tmp_path):
     with pytest.raises(rm.UserError) as error:
         rm.parse_config(flags.split())
