@@ -135,6 +135,13 @@ def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: na
                     success_rate=choose(rng, (1 / 3, 0.8)))
     seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
     traj = rm.begin(name, seed, episode, 0, tok, cfg)
+    play_by_script(traj, players, rng, tok, cfg)
+    assert tok.unk_token_id not in traj.ids, f"a word of {tok.decode(traj.ids)!r} is not in the vocabulary"
+    return traj
+
+
+def play_by_script(traj, players, rng, tok, cfg):  # to its end, in any world that `planner` knows, for any tokenizer
+    end_of_turn = rm.encode(tok, cfg.first_tag, ".", after_answer=True)[0]
     while not traj.done:
         player = rng.choice(list(players), p=list(players.values()))
         plan = planner(traj.env, traj.actions_left, rng) if player == "planner" else None
@@ -143,13 +150,11 @@ def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: na
         if player != "sloppy":
             answer = f"<answer>{answer}</answer>"
         text = f"<think>{thought}</think>{answer}"
-        if no_think:
+        if cfg.no_think:
             text = answer
-        ids = tok(text.removeprefix(cfg.first_tag) + "<|im_end|>").input_ids
-        assert tok.unk_token_id not in ids, f"a word of {text!r} is not in the vocabulary"
-        traj.append(ids, sampled=True)
-        rm.take_turn(traj, tok, cfg, [tok.eos_token_id])
-    return traj
+        ids = tok(text.removeprefix(cfg.first_tag), add_special_tokens=False).input_ids
+        traj.append([*ids, end_of_turn], sampled=True)
+        rm.take_turn(traj, tok, cfg, [end_of_turn])
 
 
 # ------------------------------------------------------------------------------------------------ the lessons

@@ -1,0 +1,113 @@
+"""A pretrained chat model mostly writes no valid answer at first: then all returns are alike, and there is nothing to
+learn from. A few steps of supervised learning on scripted episodes teach it the form, hardly how to play:
+
+    python extras/warm_start.py MODEL OUT --env bandit        MODEL: a folder or a hub id; any options of ragen_mini.py
+    python ragen_mini.py --model OUT --env bandit             then train as usual
+
+The scripts are those of tiny/cold_start.py: mostly a habit (a stock phrase, then random actions), now and then a planner.
+It ends when nine of ten turns are valid. --lora (pip install peft) trains low-rank adapters, which need less memory, and
+merges them.
+"""
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tiny")]
+
+import cold_start
+import numpy as np
+import torch
+
+import envs
+import ragen_mini as rm
+
+KNOWN = (envs.Bandit, envs.FrozenLake, envs.Sokoban)  # to the planner
+PLAYERS = {"habit": 0.8, "planner": 0.2}
+STEPS, EPISODES, TRIED_EVERY = 200, 4, 5  # at most so many steps, on so many episodes each; steps between two looks
+ENOUGH = 0.9  # share of valid turns
+
+
+def warm_start(models, cfg, lr):  # models.policy learns -> share of valid turns, before and after
+    rng = np.random.default_rng(cfg.seed)
+    policy = models.policy
+    optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], lr)
+    before = valid = valid_turns(models, cfg, 0)
+    print(f"valid turns {before:.2f}", flush=True)
+    begun = time.perf_counter()
+    for step in range(1, STEPS + 1):
+        if valid >= ENOUGH:
+            break
+        loss = learn(policy, demonstrations(models.tok, rng, cfg), optimizer, cfg)
+        if step % TRIED_EVERY == 0:
+            valid = valid_turns(models, cfg, step)
+            print(f"step {step}: loss {loss:.2f}, valid turns {valid:.2f}, {time.perf_counter() - begun:.0f} s", flush=True)
+    return before, valid
+
+
+def demonstrations(tok, rng, cfg):  # -> trajectories on training levels
+    world = type(envs.make(cfg.env))
+    players = PLAYERS if world in KNOWN else {"habit": 1.0}
+    trajs = []
+    for _ in range(EPISODES):
+        seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
+        traj = rm.begin(cfg.env, seed, episode, 0, tok, cfg)
+        cold_start.play_by_script(traj, players, rng, tok, cfg)
+        trajs.append(traj)
+    return trajs
+
+
+@rm.autocast
+def learn(policy, trajs, optimizer, cfg):  # one step of cross-entropy on the answers' tokens -> its loss
+    batch = rm.collate(trajs, cfg.device)
+    total = batch["mask"].sum()
+    loss = 0.0
+    for _, part in rm.micro_batches(batch, range(len(trajs))):
+        logp, _ = rm.token_logps(policy, part, cfg)
+        mean = -logp.sum() / total
+        mean.backward()
+        loss += mean.item()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), rm.MAX_GRAD_NORM)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def valid_turns(models, cfg, seed):  # in eight episodes on training levels
+    first = len(envs.EVAL_SEEDS)
+    trajs = rm.rollout(models, cfg.env, range(first, first + 8), 1, cfg, seed)
+    return np.mean([turn["valid"] for traj in trajs for turn in traj.turns])
+
+
+def adapted(policy):  # -> the same with low-rank adapters, which alone are trained
+    import peft
+    return peft.get_peft_model(policy, peft.LoraConfig(r=16, target_modules="all-linear"))
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("out")
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--warm-lr", type=float, help="AdamW (2e-5; with --lora 2e-4)")
+    args, options = parser.parse_known_args(argv)
+    rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
+    cfg = rm.parse_config(["--model", args.model, *options])
+    cfg.trains = False  # no critic, no reference
+    models = rm.load_models(cfg)
+    if args.lora:
+        models.policy = adapted(models.policy)
+    _, valid = warm_start(models, cfg, args.warm_lr or (2e-4 if args.lora else 2e-5))
+    rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid. A higher --warm-lr?")
+    rm.evaluate(0, models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))
+    if args.lora:
+        models.policy = models.policy.merge_and_unload()
+    models.policy.save_pretrained(args.out)
+    models.tok.save_pretrained(args.out, save_jinja_files=False)
+    print(f"saved: python ragen_mini.py --model {args.out} --env {cfg.env}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
