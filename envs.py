@@ -57,7 +57,7 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
     """After `reset` self.level is what stays fixed in an episode, self.state what changes. A world adds four methods:
-        draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with other numbers. A
+        draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with another rng. A
                                        staticmethod: a level depends on the seed alone, so that find_level can keep it
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
@@ -221,8 +221,8 @@ class Sokoban(Env):
             return nothing_moves
         boxes = tuple(sorted({beyond, *boxes} - {to}))
         solved = boxes == targets
-        bonus = int(beyond in targets) - int(to in targets) + 10 * int(solved)
-        return [(1.0, (to, boxes), -0.1 + bonus, solved)]
+        gained = int(beyond in targets) - int(to in targets) + 10 * int(solved)
+        return [(1.0, (to, boxes), -0.1 + gained, solved)]
 
     def won(self, state):
         return state[1] == self.level["targets"]
@@ -336,7 +336,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     """Exact, by recursion, since the dice are known (a value function, as it is called elsewhere):
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                              sum over outcomes of p times chance(next state, left - 1; 0 if the episode is over)
+                              sum over outcomes of p times chance(next state, 0 if over, else left - 1)
     In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play looks before every
     action, a model only once a turn: for the model it is an upper bound."""
     outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state

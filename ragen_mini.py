@@ -7,7 +7,7 @@
         batch = compute_advantages(...)   how much better than expected was every token?           eq. 5 (GRPO)
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
-    python ragen_mini.py --model tiny --env frozenlake    train; all files go to runs/frozenlake-ppo-seed0
+    python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on, exactly as if it had not stopped
     python ragen_mini.py --model RUN --play 7             see it play level 7 (or --eval-only)
 
@@ -95,7 +95,7 @@ class Config:  # where a default is None it depends on --starpo-s or --model
     critic_lr: float = None  # Adam, critic (tiny: 1e-3, others: 1e-5)
     env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
-    model: str = "Qwen/Qwen2.5-0.5B-Instruct" if CUDA else "tiny"  # tiny (included), a folder or a hub id
+    model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
     seed: int = 0  # of everything random
     iterations: int = None  # rounds of rollout and update in all (tiny: 60, others: 200)
@@ -119,8 +119,9 @@ class Config:  # where a default is None it depends on --starpo-s or --model
                 setattr(self, name, value)
         for setting in fields(self):
             value = getattr(self, setting.name)
-            least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
+            least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None: 0 is allowed
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
+        need(self.keep < 1 or not self.starpo_s, "--starpo-s filters: --keep must be below 1")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
         need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
@@ -149,7 +150,7 @@ class Trajectory:
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 0.0 -0.1  -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0        -0.1           0            0"""
+        reward    0            0        0          0   0   0      0         1.0           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # from which of the P prompts it started
@@ -162,7 +163,7 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.cache_row, self.cached = group, 0  # in KVCache: which row is its (at first a row a group), of how many ids
+        self.cache_row, self.cached = group, 0  # its row in KVCache (at first one a group); how many ids that holds
 
     @property
     def R(self):  # eq. 2
@@ -239,7 +240,7 @@ def take_turn(traj, tok, cfg, ends):
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=len(written))
     bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
-    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # invalid: nothing moves (released code: the known actions do)
+    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # invalid: nothing moves (released code: what is known does)
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -265,7 +266,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     for group, seed in enumerate(seeds):
         for episode in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, episode, group, models.tok, cfg))
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # a pair: either ends it
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, eos
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
     live = trajs
@@ -313,9 +314,9 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
     tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
-    token_logps = logp.gather(1, tokens)[:, 0].tolist()
+    token_logps = logp.gather(1, tokens).flatten().tolist()
     entropies = entropy_of(logp).tolist()
-    for traj, token, token_logp, entropy in zip(trajs, tokens[:, 0].tolist(), token_logps, entropies):
+    for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies):
         traj.cached = len(traj.ids)  # all that was read; this token is not
         traj.append([token], True, token_logp)
         traj.entropy += entropy
@@ -366,7 +367,7 @@ def learn(trajs, models, cfg, seed, **others):  # P*N trajectories -> the batch 
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
-    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: of this slice
+    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: for --online-k
     batch = compute_advantages(chosen, R[kept], models, cfg, **others)  # others: gae or of_group of your own
     return batch, updates(batch, models, cfg, seed)
 
@@ -384,7 +385,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Ours. PPO compares all returns, GRPO those of a group. Where they are alike, only noise would be trained on."""
+    """Not in the paper. PPO compares all returns, GRPO those of a group: if alike, only noise would be trained on."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
@@ -420,11 +421,11 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     # After the last turn nothing comes, even if it was the limit of turns or actions that ended the episode.
     next_advantage = next_value = torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
-        ours = mask[:, t]
-        delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where the token is not ours
-        next_advantage = torch.where(ours, delta + gamma * lam * next_advantage, next_advantage)
-        next_value = torch.where(ours, value[:, t], next_value)
-        advantage[:, t] = next_advantage * ours
+        own = mask[:, t]  # did the model write it?
+        delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where it did not
+        next_advantage = torch.where(own, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(own, value[:, t], next_value)
+        advantage[:, t] = next_advantage * own
     return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should have said
 
 
@@ -434,13 +435,13 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
-    std = R.std(dim=1, keepdim=True)  # sample std, as in the released code: for N = 16 3% more than the population's
+    std = R.std(dim=1, keepdim=True)  # sample std, as in the released code
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Computed once, before the first update, then frozen: rewards minus a forecast that does not know the token. (So the
-    forecast does not change the mean gradient: tutorial, part 3.) The KL penalty (App. B.2) stands in the reward:
+    """Computed once, before the first update, then frozen: rewards minus a forecast that cannot depend on the token, so
+    that it leaves the mean gradient as it is (tutorial, part 3). The KL penalty (App. B.2) stands in the reward:
     r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -476,8 +477,8 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step: 
 
 @autocast  # NOTE: entered anew for each step. It keeps bf16 copies of the weights, which are stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Of the mean over all trained tokens of these rows (paper: over trajectories, of means over tokens); in parts that
-    fit into memory, whose gradients add up. NOTE: divide by the tokens of *all* parts."""
+    """Gradients of the losses' means over all trained tokens of these rows (paper: over trajectories, of means over
+    tokens); in parts that fit into memory, which add up. NOTE: divide by the tokens of *all* parts."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     def backward(name, loss):  # at once, so that only one network's activations are in memory
@@ -536,7 +537,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last trained token, an episode's last
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # columns up to the last trained token
     parts = [[]]
     for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
         tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
@@ -557,7 +558,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
 
     def of_chunk(hidden, targets):
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
-        return logp.gather(1, targets[:, None])[:, 0], entropy_of(logp)
+        return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
     size = CHUNK_LOGITS // len(head.weight)
     found = []  # (log-probs, entropies) of a chunk
     for some in zip(hidden.split(size), part["targets"][mask].split(size)):
@@ -585,8 +586,8 @@ def on_grid(function, batch):  # function(part): (n,), a number for each token t
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """`learn` and `rollout` may be others than ours; they return what ours return. watch(row, trajs, learned, models, cfg)
-    is called before a row is logged: it may add columns, draw, or return True to stop."""
+    """Another `learn` or `rollout` returns what ours returns. watch(row, trajs, learned, models, cfg) is called before a
+    row is logged: it may add columns, draw, or return True to stop."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
@@ -622,8 +623,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])
-    count = cfg.prompts * cfg.online_k + 1
-    *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, count).tolist()  # lower ones are for evaluation
+    *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = time.perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = time.perf_counter()
@@ -631,7 +631,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     learned = []
     for k in range(cfg.online_k):  # once; with --online-k, on k slices of P prompts (Fig. 10)
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == k]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + k * cfg.prompts))
+        learned.append(learn(of_slice, models, cfg, sampling_seed + k * cfg.prompts))  # another seed
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -688,7 +688,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two who
 # ------------------------------------------------------------------------------------------- models and files
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. Both networks are in eval mode: no dropout."""
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
     if cfg.device == "cpu" and cfg.small:
         torch.set_num_threads(1)  # more gain nothing, and wait for each other where other programs run
     torch.manual_seed(cfg.seed)  # for the critic's head
@@ -698,8 +698,8 @@ def load_models(cfg):
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             transformers.logging.set_verbosity_error()  # it would report that this head is new
-            kind = transformers.AutoModelForTokenClassification
-            critic = kind.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
+            critic = transformers.AutoModelForTokenClassification.from_pretrained(
+                cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
     if cfg.trains and cfg.kl_coef:
         ref = copy.deepcopy(policy).requires_grad_(False)
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
@@ -715,7 +715,7 @@ def or_say(advice):  # every library raises exceptions of its own: here all beco
     try:
         yield
     except Exception as error:
-        raise UserError(f"{advice} ({' '.join(str(error).split())[:150]})") from error
+        raise UserError(f"{advice} ({error!r:.150})") from error
 
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
@@ -766,7 +766,7 @@ def restore(models, run):  # -> the log when it was saved
 
 # --------------------------------------------------------------------------------------------- the command line
 def parse_config(argv=None):  # -> Config
-    about = f"{__doc__}\nOptions, spelled --max-turns 5:\n\n{inspect.getsource(Config)}"
+    about = f"{__doc__}\nOptions, spelled --max-turns 5:\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(Config):

@@ -57,7 +57,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("the filter keeps the lowest std", "argsort(descending=True, stable=True)", "argsort(stable=True)"),
         ("the filter sees normalised returns", "U = R.std(dim=1, correction=0)",
          "U = grpo_advantages(R).std(dim=1, correction=0)"),
-        ("gae counts the environment's tokens as steps", "torch.where(ours, value[:, t], next_value)", "value[:, t]"),
+        ("gae counts the environment's tokens as steps", "torch.where(own, value[:, t], next_value)", "value[:, t]"),
         ("gae discounts the environment's tokens", "gamma * lam * next_advantage, next_advantage)",
          "gamma * lam * next_advantage, gamma * lam * next_advantage)"),
         ("critic without squeeze", ".float().squeeze(-1)", ".float()"),

@@ -101,6 +101,8 @@ def test_readme_results_are_those_of_the_shipped_runs():
     found = [line for line in lines if line]
     assert len(found) == 4
     shown = [line for line in found if line in README]  # the other two are in the picture above them
+    ends = [ledger.end(run, "eval frozenlake") for run in paper.runs_of("gentle lake", "PPO", args)]
+    assert len(ends) == 25 and f"25 seeds end at {min(ends):.2f} to {max(ends):.2f}" in README
     assert [line.split(" (")[0] for line in shown] == ["- paper's lake", "- bandit"]
     drawn = {world for world, _, _ in paper.PAPER["figures"]["fig-results"]["panels"]}
     assert drawn == {"gentle lake", "sokoban"} and README.count(" -> ") == len(shown)
@@ -156,10 +158,10 @@ def test_readme_findings_are_those_of_the_ledger():
     _, _, short = ledger.lost_by_updates(paper.runs_of("trap", "PPO, Adam beta2 0.9", args))
     assert f"{each_s} per iteration instead of {each}." in section
     count, interval = early.split(" [")
-    assert f"{count} runs collapse [{interval} instead of {ppo}." in section
+    assert f"{count} runs collapse within 400 iterations [{interval} instead of {ppo}." in section
     count, interval = late.split(" [")
     assert f"Given as many steps as PPO, by 1,600 iterations, {count} collapse [{interval}:" in section
-    assert "11 of our 13 did." in section and ppo.startswith("11 of 13 ")
+    assert "11 of our 13 seeds." in section and ppo.startswith("11 of 13 ")
     count, interval = short.split(" [")
     assert f"{count} runs collapses [{interval}" in section
 

@@ -399,6 +399,13 @@ def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path
         assert not equal(dict(again.policy.state_dict()), dict(again.ref.state_dict())), "ref stays what it was"
 
 
+def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
+    """As dataclasses.replace would make it: the values were filled in before."""
+    for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1.0)):
+        with pytest.raises(rm.UserError, match="--starpo-s filters"):
+            make()
+
+
 def test_starpo_s_is_three_values_and_each_can_be_set_alone():
     base, s = rm.Config(device="cpu"), rm.Config(device="cpu", starpo_s=True)
     changed = {name for name in vars(base) if vars(base)[name] != vars(s)[name]}
