@@ -1,7 +1,7 @@
 """The exercises of tutorial.ipynb: for each the shipped function that solves it, small inputs that the notebook's check
 shows, and usual mistakes, each as words and as pieces of the shipped function's text with what stands there instead.
 
-hidden_checks.py has more inputs for the same exercises.
+staff/hidden_checks.py has more inputs for the same exercises.
 """
 import copy
 import inspect
@@ -158,9 +158,17 @@ def kept_prompts(answer, R, keep):
 
 def loss_and_gradient(answer, ratio, adv, entropy, cfg):
     logp = ratio.log().requires_grad_()
+    entropy = entropy.clone().requires_grad_()
     loss, clipped = given(answer(logp, entropy, torch.zeros_like(logp), adv, cfg))
-    gradient, = torch.autograd.grad(loss.sum(), logp)
-    return {"loss": loss, "clipped": clipped, "gradient": gradient}
+    gradient, of_entropy = torch.autograd.grad(loss.sum(), (logp, entropy), allow_unused=True, materialize_grads=True)
+    return {"loss": loss, "clipped": clipped, "gradient": gradient, "gradient at the entropy": of_entropy}
+
+
+def error_and_gradient(answer, value, old_value, ret):
+    value = value.clone().requires_grad_()
+    loss = given(answer(value, old_value, ret))
+    gradient, = torch.autograd.grad(loss.sum(), value) if loss.requires_grad else (torch.zeros_like(value),)
+    return {"loss": loss, "gradient": gradient}
 
 
 def gradients_by_parts(answer, seed, lengths, critic):
@@ -169,14 +177,14 @@ def gradients_by_parts(answer, seed, lengths, critic):
     models = rm.Models(policy, critic, None, None, None)
     batch = random_batch(lengths)
     shape = batch["mask"].shape
-    batch |= {"old_logp": torch.full(shape, -2.2), "adv": torch.randn(shape), "reward": torch.zeros(shape)}
+    batch |= {"old_logp": -2.2 + 0.5 * torch.randn(shape), "adv": torch.randn(shape), "reward": torch.zeros(shape)}
     if critic:
-        batch |= {"value": torch.zeros(shape), "ret": torch.randn(shape)}
+        batch |= {"value": torch.randn(shape), "ret": torch.randn(shape)}  # many beyond VALUE_CLIP, as ratios are beyond the clip
     rows = list(range(len(lengths) - 1))  # the last one is not in this step
     before = ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS
     ragen_mini.MICRO_TOKENS = rm.MICRO_TOKENS = 2 * max(lengths)
     try:
-        stats = given(answer(batch, rows, models, settings_of()))
+        stats = given(answer(batch, rows, models, settings_of(entropy_coef=0.1)))
     finally:
         ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS = before
     found = {"returns a dict": isinstance(stats, dict)}
@@ -590,7 +598,7 @@ EXERCISES = {
         ("`clipped` should be true where the clipped term was the smaller one, not wherever the ratio is outside",
          "clipped < unclipped", "clipped != unclipped"),
     ]),
-    "value_loss": Exercise("11 the critic's loss", 1, rm.value_loss, results("loss"), [
+    "value_loss": Exercise("11 the critic's loss", 1, rm.value_loss, error_and_gradient, [
         dict(value=numbers(0.3, 1.0, -1.0), old_value=torch.zeros(3), ret=numbers(2.0, 2, 2)),
         dict(value=numbers(0.2, 2.4, 3.1), old_value=numbers(1.0, 2, 3), ret=numbers(-1.0, 3, 3))], [
         ("the forecast is not clipped", "(value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)", "(value - old_value)"),

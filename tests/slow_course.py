@@ -1,15 +1,14 @@
-"""The tutorial in real kernels, in nbgrader, and a class of notebooks for grade.py: a few minutes, so it is run by name.
+"""The tutorial in real kernels, and a class of notebooks in nbgrader: some minutes, so it is run by name.
 
     python -m pytest -q tests/slow_course.py        needs nbgrader beside requirements.txt; .ci/run does it
 """
 import csv
-import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,10 +20,9 @@ from test_tutorial import CODE, GRADED, lists, loses_its_points, source  # it sa
 import checks
 import course
 import exercises
-import grade
 import ragen_mini as rm
-from answers import SOLVED, notebook, save, with_cell
-from wrong_answers import RIGHT, WRONG
+from staff.answers import SOLVED, notebook, save, with_cell
+from staff.wrong_answers import RIGHT, WRONG
 
 ROOT = checks.ROOT
 SHORTER = {"train": ("chosen = settings()", "chosen = dict(iterations=2) | settings()"),  # settings of one's own stay as they are
@@ -133,86 +131,44 @@ def test_a_notebook_alone_fetches_the_project(tmp_path):
     assert (tmp_path / "alone" / "ragen-mini" / "ragen_mini.py").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- a class
-MOST = {name: source for name, source in SOLVED.items() if name != "settings"}  # 19 points, and no training
-WRITES = f"""
-for path in ({str(ROOT / 'ragen_mini.py')!r}, {str(ROOT / 'course' / 'course.py')!r}, {str(ROOT / 'new.txt')!r}):
-    try:
-        open(path, "a").write("# was here")
-    except OSError:
-        pass
-import os, shutil
-os.remove({str(ROOT / 'README.md')!r})
-"""
-FOOLS = """
-import checks
-import course
-import exercises
-for exercise in exercises.EXERCISES.values():
-    exercise.solution = lambda *args: None
-checks.agree = checks.check = checks.first_difference = course.passed = lambda *args: True
-rm.gae = rm.policy_loss = checks.rm.policy_loss = lambda *args: None
-"""
+# ------------------------------------------------------------------------------------------- a class, in nbgrader
+MOST = {name: source for name, source in SOLVED.items() if name != "settings"}  # 19 points, and the default settings
+README = (ROOT / "course/README.md").read_text()
 
 
-def the_class(folder):  # -> {student: points}
-    def wrong(name):
-        return WRONG[name][0][1]
-    own_words = {name: right[0] for name, right in RIGHT.items()}
-    half = {name: SOLVED[name] for name in list(SOLVED)[:9]}
-    broken = dict(SOLVED) | {"gae": "def gae(:\n    return"}
-    endless = MOST | {"gae": "def gae(reward, value, mask, gamma, lam):\n    while True:\n        pass"}
-    exits = MOST | {"policy_loss": "import os\ndef policy_loss(*args):\n    os._exit(0)", "value_loss": "import sys\nsys.exit()"}
-    edited = notebook({"gae": wrong("gae")})
-    for cell in edited["cells"]:
-        if cell["id"] == "gae":
+def the_class(released):  # -> {student: (notebook, points)}; a notebook takes a minute, so two of them have many mishaps
+    def solved(answers):
+        book = json.loads(json.dumps(released))
+        for cell in book["cells"]:
+            name = cell["id"].removesuffix("-answer")
+            if cell["id"].endswith("-answer") and name in answers:
+                cell["source"] = answers[name]
+        return book
+
+    def without(*names):
+        return 20 - sum(exercises.EXERCISES[name].points for name in names)
+    endless = "def gae(reward, value, mask, gamma, lam):\n    while True:\n        pass"
+    unlucky = MOST | {name: right[0] for name, right in RIGHT.items() if name != "settings"}  # right, in words of one's own
+    unlucky |= {"gae": endless, "policy_loss": "def policy_loss(:\n    return", "settings": "settings = 3"}
+    unlucky = solved(unlucky)
+    for own in ("%%time\n!echo hello\nfrom IPython.display import display\ndisplay('experiment')", "1 / 0",
+                "print('x' * 10_000_000)"):
+        unlucky = with_cell(unlucky, own)
+    hidden = next(text for words, text in WRONG["parse_answer"] if words == "")  # only the hidden checks find it
+    sly = solved(MOST | {"parse_answer": hidden, "gae": WRONG["gae"][0][1]})
+    sly["cells"] = [cell for cell in sly["cells"] if cell["id"] != "collate-answer"]
+    for cell in sly["cells"]:
+        if cell["id"] == "gae":  # nbgrader puts its own check back
             cell["source"] = "import course\ncourse.RESULTS['gae'] = True"
-    deleted = notebook(MOST)
-    deleted["cells"] = [cell for cell in deleted["cells"] if not cell["id"].startswith(("gae", "collate"))]
-    books = {
-        "right": (notebook(SOLVED), 20), "untouched": (notebook(), 0), "half": (notebook(half), 9.5),
-        "own-words": (notebook(MOST | own_words), 19),
-        "syntax": (notebook(broken | {"settings": "settings = 3"}), 16.5), "endless": (notebook(endless), 16.5),
-        "endless-cell": (with_cell(notebook(MOST), "while True:\n    pass"), 19), "exits": (notebook(exits), 16.5),
-        "deletes": (deleted, 15), "prints": (with_cell(notebook(MOST), "print('x' * 100_000_000)"), 19),
-        "writes": (with_cell(notebook(MOST), WRITES), 19), "edits": (edited, 0),
-        "fools": (with_cell(notebook({"gae": wrong("gae"), "policy_loss": wrong("policy_loss")}), FOOLS), 0),
-        "memory": (with_cell(notebook(MOST), "x = [0] * 10 ** 10"), 19),
-        "network": (with_cell(notebook(MOST), "import socket\nsocket.create_connection(('127.0.0.1', 22), 2)"), 19)}
-    for student, (book, _) in books.items():
-        save(book, folder / student / "tutorial.ipynb")
-    save({"cells": 3}, folder / "damaged" / "tutorial.ipynb")
-    return {f"{student}/tutorial": right for student, (_, right) in books.items()} | {"damaged/tutorial": 0}
+    return {"right": (solved(SOLVED), 20), "untouched": (solved({}), 0),
+            "unlucky": (unlucky, without("gae", "policy_loss", "settings")),
+            "sly": (sly, without("parse_answer", "gae", "collate", "settings"))}
 
 
-def fingerprint():  # of all files of the project
-    aside = {".git", ".venv", "runs", "__pycache__", ".pytest_cache"}
-    files = [file for file in sorted(ROOT.rglob("*")) if file.is_file() and not aside & set(file.parts)]
-    return {str(file): hashlib.sha1(file.read_bytes()).hexdigest() for file in files}
-
-
-def test_a_class_of_notebooks(tmp_path):
-    """The right points for each, a reason for what is missing, nothing written, nothing left running, and in time."""
-    right, before, begun = the_class(tmp_path), fingerprint(), time.monotonic()
-    grade.main([str(tmp_path), "--timeout", "200", "--jobs", "2"])
-    assert time.monotonic() - begun < 200 * len(right) / 2
-    with open(tmp_path / "points.csv", newline="") as file:
-        lines = {line["student"]: line for line in csv.DictReader(file)}
-    assert {student: float(line["points"]) for student, line in lines.items()} == right
-    for student, name, words in (("endless", "gae", "longer than"), ("exits", "policy_loss", "ended itself"), ("syntax", "gae", "SyntaxError"),
-                                 ("deletes", "collate", "not in the notebook"), ("fools", "gae", "environment's tokens"),
-                                  ("damaged", "gae", "no notebook")):
-        remarks = lines[f"{student}/tutorial"]["remarks"]
-        assert f"{name}: " in remarks and words in remarks
-    assert fingerprint() == before
-
-
-# --------------------------------------------------------------------------------------------------- nbgrader
 def test_nbgrader(tmp_path, short_default):
-    """generate_assignment and autograde, by nbgrader itself: 20 and 0 points. The notebook is the students' version, so that
-    ClearSolutions has nothing to do; training takes longer than the 30 seconds that a cell has there. A wrong answer that only
-    the hidden checks find loses its points, too."""
+    """The three commands of course/README.md, in a clean folder, for a class with the usual mishaps."""
     pytest.importorskip("nbgrader")
+    generate, autograde, feedback = re.findall(r"^(?:HIDDEN_CHECKS=1 )?nbgrader (.*)$", README, re.M)
     skip = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.ipynb", "*.csv")
     source = shutil.copytree(ROOT, tmp_path / "source" / "tutorial", ignore=skip)
     save(short_default, source / "tutorial.ipynb")
@@ -221,21 +177,19 @@ def test_nbgrader(tmp_path, short_default):
     programs = str(Path(sys.executable).parent)  # nbgrader calls another one of them
     environment = os.environ | {"HIDDEN_CHECKS": "1", "PATH": programs + os.pathsep + os.environ["PATH"]}
 
-    def nbgrader(*words):
-        done = subprocess.run([f"{programs}/nbgrader", *words], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    def nbgrader(words):
+        done = subprocess.run([f"{programs}/nbgrader", *words.split()], cwd=tmp_path, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
-    nbgrader("generate_assignment", "tutorial", "--create", "--ClearSolutions.enabled=False")
+    nbgrader(generate)
     released = json.loads((tmp_path / "release" / "tutorial" / "tutorial.ipynb").read_text())
-    hidden = next(text for words, text in WRONG["parse_answer"] if words == "")
-    for student, solved in (("right", SOLVED), ("untouched", {}), ("sly", {"gae": SOLVED["gae"], "parse_answer": hidden})):
-        book = json.loads(json.dumps(released))
-        for cell in book["cells"]:
-            name = cell["id"].removesuffix("-answer")
-            if cell["id"].endswith("-answer") and name in solved:
-                cell["source"] = solved[name]
+    right = the_class(released)
+    for student, (book, _) in right.items():
         save(book, tmp_path / "submitted" / student / "tutorial" / "tutorial.ipynb")
-    nbgrader("autograde", "tutorial", "--Execute.timeout=600")
-    nbgrader("export", "--to", "grades.csv")
+    nbgrader(autograde.replace("--Execute.timeout=600", "--Execute.timeout=60"))  # for the endless one
+    nbgrader("export --to grades.csv")
     with open(tmp_path / "grades.csv", newline="") as file:
         found = {line["student_id"]: float(line["score"]) for line in csv.DictReader(file)}
-    assert found == {"right": 20, "untouched": 0, "sly": 2.5}
+    assert found == {student: points for student, (_, points) in right.items()}
+    nbgrader(feedback)
+    page = (tmp_path / "feedback" / "untouched" / "tutorial" / "tutorial.html").read_text()
+    assert "none of the" in page and "not written yet" in page, "why there are no points"

@@ -1,7 +1,13 @@
-"""Answers to the exercises of tutorial.ipynb, as cells: the shipped functions, and notebooks made with them."""
+"""Answers to the exercises of tutorial.ipynb, as cells: the shipped functions, and notebooks made with them.
+
+    python course/staff/answers.py solved.ipynb
+"""
 import copy
 import json
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import checks
 import exercises
@@ -39,3 +45,7 @@ def with_cell(book, source, after="imports"):  # the student adds a cell of his 
     own = dict(cell_type="code", id=f"own-{place}", metadata={}, source=source, outputs=[], execution_count=None)
     book["cells"].insert(place, own)
     return book
+
+
+if __name__ == "__main__":
+    print(save(notebook(SOLVED), sys.argv[1]))

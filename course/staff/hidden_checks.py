@@ -1,6 +1,6 @@
 """More inputs for the exercises of exercises.py, which the notebook does not show: other shapes and seeds, and the edges.
 
-grade.py runs them. nbgrader, too, if HIDDEN_CHECKS=1 is in its environment. They are hidden from the notebook, not secret:
+They run if HIDDEN_CHECKS=1 is in the environment of `nbgrader autograde`. They are hidden from the notebook, not secret:
 what they expect is what the shipped functions give.
 """
 import time

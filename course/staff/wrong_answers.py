@@ -250,7 +250,7 @@ def token_logps(policy, part, cfg):
 """],
     "grpo_advantages": [GRPO, """
 def grpo_advantages(R, norm="std"):
-    R -= R.mean(1, keepdim=True)  # in place
+    R = R - R.mean(1, keepdim=True)  # a new one, that may be changed
     for row in R:
         std = row.std()
         if norm == "std":
@@ -277,6 +277,17 @@ def uncertainty_filter(R, keep):
     "compute_advantages": [PPO],
     "sample": [SAMPLE],
 }
+
+CHANGED = "is another one afterwards"
+
+
+def changing(name, parameters, first):  # the shipped function, after a line that changes an input
+    return f"""
+def {name}({parameters}):
+    {first}
+    return rm.{name}({parameters})
+"""
+
 
 WRONG = {
     "outcomes": [
@@ -386,7 +397,8 @@ def token_logps(policy, part, cfg):
         ("rounding noise", change(GRPO, "    A[(std < 1e-4).expand_as(A)] = 0\n", "")),
         ("mean of the group is not subtracted", change(GRPO, "A = R - mean", "A = R")),
         ("variance", change(GRPO, "A / (std", "A / (std ** 2")),
-        ("only subtracts", change(GRPO, 'if norm == "std":', "if True:"))],
+        ("only subtracts", change(GRPO, 'if norm == "std":', "if True:")),
+        (CHANGED, change(GRPO, "A = R - mean", "R -= mean\n    A = R"))],
     "uncertainty_filter": [
         ("*least* uncertain", change(FILTER, "k).indices", "k, largest=False).indices")),
         ("best returns", change(FILTER, "R.std(dim=1)", "R.mean(dim=1)")),
@@ -396,7 +408,8 @@ def token_logps(policy, part, cfg):
         ("at least one", change(FILTER, "max(1, int(len(R) * keep + 1e-9))", "int(len(R) * keep + 1e-9)")),
         ("rounded down", change(FILTER, "int(len(R) * keep + 1e-9)", "math.ceil(len(R) * keep)")),
         ("order of their numbers", change(FILTER, "torch.topk(R.std(dim=1), k).indices", "torch.arange(k)")),
-        ("numbers of the kept", change(FILTER, ".indices", ".values"))],
+        ("numbers of the kept", change(FILTER, ".indices", ".values")),
+        (CHANGED, changing("uncertainty_filter", "R, keep", "R -= R.mean()"))],
     "gae": [
         ("walk over the environment's tokens", change(GAE, "if mask[b, t]:", "if True:")),
         ("bootstrap through", change(GAE, "                v = value[b, t]\n", "", "                ret[b, t] = A + v\n",
@@ -414,7 +427,8 @@ def token_logps(policy, part, cfg):
         ("next value is missing", change(GAE, " + gamma * v", "")),
         ("*plus*", change(GAE, "ret[b, t] = A + v", "ret[b, t] = A - v")),
         ("ret is not the advantage", change(GAE, "ret[b, t] = A + v", "ret[b, t] = A")),
-        ("walk forwards", change(GAE, "range(value.shape[1] - 1, -1, -1)", "range(value.shape[1])"))],
+        ("walk forwards", change(GAE, "range(value.shape[1] - 1, -1, -1)", "range(value.shape[1])")),
+        (CHANGED, changing("gae", "reward, value, mask, gamma, lam", "value *= mask"))],
     "policy_loss": [
         ("symmetric", change(LOSS, "1 + cfg.clip_high", "1 + cfg.clip_low")),
         ("`max` instead of `min`", change(LOSS, "torch.minimum", "torch.maximum")),
@@ -425,7 +439,9 @@ def token_logps(policy, part, cfg):
         ("must be negated", change(LOSS, "-torch.minimum", "torch.minimum")),
         ("it is a bonus", change(LOSS, "- cfg.entropy_coef", "+ cfg.entropy_coef")),
         ("bonus is missing", change(LOSS, " - cfg.entropy_coef * entropy", "")),
-        ("Yours", change(LOSS, "entropy, b < a", "entropy.mean(), b < a"))],
+        ("Yours", change(LOSS, "entropy, b < a", "entropy.mean(), b < a")),
+        ("gradient at the entropy", change(LOSS, "cfg.entropy_coef * entropy", "cfg.entropy_coef * entropy.detach()")),
+        (CHANGED, changing("policy_loss", "logp, entropy, old_logp, adv, cfg", "adv *= 2"))],
     "value_loss": [
         ("not clipped", change(VALUE, "torch.maximum((value - ret).square(), (clipped - ret).square())",
          "(value - ret).square()")),
@@ -436,6 +452,8 @@ def token_logps(policy, part, cfg):
         ("*change* of the forecast", change(VALUE, "old_value - rm.VALUE_CLIP, old_value + rm.VALUE_CLIP",
          "-rm.VALUE_CLIP, rm.VALUE_CLIP")),
         ("squared", change(VALUE, ".square()", ".abs()")),
+        ("gradient", change(VALUE, "def value_loss(value, old_value, ret):\n", "def value_loss(value, old_value, ret):\n    value = value.detach()\n")),
+        (CHANGED, changing("value_loss", "value, old_value, ret", "ret += 1")),
         ("shape", change(VALUE, "(value - ret).square(), (clipped - ret).square())",
          "(value - ret).square(), (clipped - ret).square()).mean()"))],
     "add_gradients": [
