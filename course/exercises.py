@@ -490,8 +490,8 @@ EXERCISES = {
         ("the entropy is a sum over the vocabulary, not a mean", "entropy_of(logp)", "entropy_of(logp) / logp.shape[1]"),
         ("a probability, not its logarithm", "logp.gather", "logp.exp().gather"),
         ("logits are no log-probabilities: log_softmax is missing", "logp.gather", "head(hidden).gather"),
-        ("one dimension too many: (n,1) instead of (n,)", "[:, 0], entropy", ", entropy"),
-        ("no gradient reaches the model: was something detached?", "logp.gather(1, targets[:, None])[:, 0]",
+        ("one dimension too many: (n,1) instead of (n,)", ".flatten(), entropy", ", entropy"),
+        ("no gradient reaches the model: was something detached?", "logp.gather(1, targets[:, None]).flatten()",
          "logp.detach().gather(1, targets[:, None])[:, 0] + 0 * logp[:, 0]"),
     ]),
     "grpo_advantages": Exercise("7 advantages from the group", 1.5, rm.grpo_advantages, results("advantages"), [
