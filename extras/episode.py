@@ -30,20 +30,13 @@ WORDS = 34  # letters in a line
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
-    before, after = first_and_last([json.loads(line) for line in file.read_text().splitlines()])
-    shown = {f"before: return {before['R']:g}": before, f"after iteration {after['iteration']}: return {after['R']:g}": after}
-    height = max(len(sample["turns"]) for sample in shown.values()) + 1
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    before, after = first_and_last(samples)
+    height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
-    grid = fig.add_gridspec(height, 4, width_ratios=[1, 1.7, 1, 1.7])
-    for column, (title, sample) in zip((0, 2), shown.items()):
-        boards = [turn["state"] for turn in sample["turns"]] + [last_state(sample)]
-        for row, board in enumerate(boards):
-            ax = fig.add_subplot(grid[row, column])
-            draw_board(ax, board, COLOURS.get(sample["env"], {}))
-            if row == 0:
-                ax.set_title(title, fontsize=11, fontweight="bold", loc="left")
-        for row, turn in enumerate(sample["turns"]):
-            write(fig.add_subplot(grid[row, column + 1]), turn)
+    grid = fig.add_gridspec(height, 4, width_ratios=[1, 1.7, 1, 1.7])  # board, words; board, words
+    draw(fig, grid[:, :2].subgridspec(height, 2, width_ratios=[1, 1.7]), before, "before")
+    draw(fig, grid[:, 2:].subgridspec(height, 2, width_ratios=[1, 1.7]), after, f"after iteration {after['iteration']}")
     out = Path(run, "episode.png")
     fig.savefig(out, dpi=100)
     return out
@@ -59,6 +52,17 @@ def first_and_last(samples):  # -> the samples of one level, in the first and in
     return max(zip(first, last), key=lambda pair: abs(pair[1]["R"] - pair[0]["R"]))
 
 
+def draw(fig, grid, sample, title):  # turn by turn, downwards
+    colours = COLOURS.get(sample["env"], {})
+    for row, turn in enumerate(sample["turns"]):
+        ax = fig.add_subplot(grid[row, 0])
+        draw_board(ax, turn["state"], colours)
+        if row == 0:
+            ax.set_title(f"{title}: return {sample['R']:g}", fontsize=11, fontweight="bold", loc="left")
+        write(fig.add_subplot(grid[row, 1]), turn)
+    draw_board(fig.add_subplot(grid[row + 1, 0]), last_state(sample), colours)
+
+
 def last_state(sample):  # what the text ends with, before its return
     return sample["text"].rsplit("\nreturn ", 1)[0].rsplit("\n\n", 1)[1]
 
@@ -66,27 +70,39 @@ def last_state(sample):  # what the text ends with, before its return
 def draw_board(ax, state, colours):
     ax.set_axis_off()
     rows = [line.split() for line in state.splitlines()]
-    is_board = len(rows) > 1 and all(len(row) == len(rows[0]) and max(map(len, row)) == 1 for row in rows)
-    if not is_board:
+    if not is_board(rows):
         ax.text(0, 1, textwrap.fill(state, 22), va="top", fontsize=10, transform=ax.transAxes)
         return
-    others = sorted({symbol for row in rows for symbol in row} - colours.keys())  # of a world of your own
-    colours = colours | {symbol: f"C{number}" for number, symbol in enumerate(others)}
-    ax.imshow([[matplotlib.colors.to_rgb(colours[symbol]) for symbol in row] for row in rows])
-    ax.hlines(np.arange(0.5, len(rows) - 1), -0.5, len(rows[0]) - 0.5, color="w", lw=1.5)
-    ax.vlines(np.arange(0.5, len(rows[0]) - 1), -0.5, len(rows) - 0.5, color="w", lw=1.5)
-    for (y, x), symbol in np.ndenumerate(np.array(rows)):
-        light = np.mean(matplotlib.colors.to_rgb(colours[symbol])) > 0.5
+    cells = np.array(rows)
+    others = sorted(set(cells.flat) - colours.keys())  # of a world of your own
+    for number, symbol in enumerate(others):
+        colours = colours | {symbol: f"C{number}"}
+    rgb = np.zeros((*cells.shape, 3))
+    for place, symbol in np.ndenumerate(cells):
+        rgb[place] = matplotlib.colors.to_rgb(colours[symbol])
         if symbol not in "_.#":
-            ax.text(x, y, symbol, ha="center", va="center", fontsize=10, fontweight="bold", color="k" if light else "w")
+            y, x = place
+            ink = "k" if rgb[place].mean() > 0.5 else "w"
+            ax.text(x, y, symbol, ha="center", va="center", fontsize=10, fontweight="bold", color=ink)
+    ax.imshow(rgb)
+    height, width = cells.shape
+    ax.hlines(np.arange(0.5, height - 1), -0.5, width - 0.5, color="w", lw=1.5)
+    ax.vlines(np.arange(0.5, width - 1), -0.5, height - 0.5, color="w", lw=1.5)
+
+
+def is_board(rows):  # lines of single symbols, all of one length?
+    one_symbol = all(len(symbol) == 1 for row in rows for symbol in row)
+    return len(rows) > 1 and one_symbol and len({len(row) for row in rows}) == 1
 
 
 def write(ax, turn):  # what the model said, and what it earned
     ax.set_axis_off()
-    thought = textwrap.fill(textwrap.shorten(plots.thought_of(turn), 4 * WORDS, placeholder=" ..."), WORDS)
-    ax.text(0, 1, thought, va="top", fontsize=10, style="italic", transform=ax.transAxes)
-    said = turn["answer"].partition("<answer>")[2].partition("</answer>")[0].strip()
-    result = textwrap.shorten(said, WORDS, placeholder=" ...") if turn["valid"] else "(no valid answer)"
+    thought = textwrap.shorten(plots.thought_of(turn), 4 * WORDS, placeholder=" ...")
+    ax.text(0, 1, textwrap.fill(thought, WORDS), va="top", fontsize=10, style="italic", transform=ax.transAxes)
+    result = "(no valid answer)"
+    if turn["valid"]:
+        said = turn["answer"].partition("<answer>")[2].partition("</answer>")[0]
+        result = textwrap.shorten(said, WORDS, placeholder=" ...")
     ax.text(0, 0.02, f"{result}\nreward {turn['reward']:g}", va="bottom", fontsize=10, fontweight="bold",
             transform=ax.transAxes)
 
