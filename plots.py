@@ -4,8 +4,7 @@
     python plots.py curves RUN RUN ... --out both.png   several runs in one
     python plots.py collapse RUN                        one below the other: what moved first? RUN/collapse.png
 
-A *metric* is a column of the log; "eval sokoban" is the success on evaluation levels of Sokoban. The top of ragen_mini.py
-says what the words mean.
+A *metric* is a column of the log; "eval sokoban" is the success on evaluation levels of Sokoban.
 """
 import argparse
 import json
@@ -114,7 +113,7 @@ class Run:
 
 def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
-    need(config.is_file() and log.is_file(), f"{folder} is not the folder of a run")
+    need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run, or an empty one")
     lines = log.read_text(errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
@@ -128,6 +127,9 @@ def load(folder):  # -> Run
 def curves(folders, out=None):  # -> path of the picture
     need(out or len(folders) == 1, "several runs in one picture: say its name, such as --out both.png")
     runs = {str(folder): load(folder) for folder in folders}
+    for label, run in runs.items():
+        if is_dead(run.rows):
+            print(f"{label} was ended: ten iterations in a row had nothing to compare")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 
@@ -184,8 +186,7 @@ def finish_panel(ax, metric):
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
 
 
-def moving_average(y, decay=0.8):
-    """Exponential; divided by the sum of the weights so far, so that the first averages are not pulled towards 0."""
+def moving_average(y, decay=0.8):  # divided by the weights so far: else the first ones would be pulled towards 0
     total = weight = 0.0
     averages = []
     for value in y:
@@ -219,8 +220,7 @@ def peak_and_collapse(run):  # -> their iterations; None: no collapse
     return iterations[peak], None
 
 
-def is_dead(rows):
-    """Ten iterations in a row without an update. Nothing changes the model any more, unless rewards are very rare."""
+def is_dead(rows):  # ten iterations without an update: nothing changes the model any more, unless rewards are very rare
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
 
 

@@ -236,7 +236,9 @@ def check_bonus(env):
 def check_outcomes(env, action, start):  # -> env.outcomes(env.state, action)
     state = env.state
     place = f"outcomes({state!r}, {action!r})"
+    level = repr(env.level)
     outcomes = env.outcomes(state, action)
+    want(repr(env.level) == level, f"{place} must not change self.level: all episodes of the level share it")
     shape = isinstance(outcomes, list)
     for outcome in outcomes:
         shape = shape and isinstance(outcome, (tuple, list)) and len(outcome) == 4
@@ -251,6 +253,7 @@ def check_outcomes(env, action, start):  # -> env.outcomes(env.state, action)
     want(env.state == state, f"{place} must not change self.state: `step` rolls the dice and moves")
     env.state = start
     same = env.outcomes(state, action) == outcomes
+    want(env.state == start, f"{place} must not change self.state: `step` rolls the dice and moves")
     want(same, f"{place}: asked again, with another self.state, it must say the same: what it says follows from its "
          "arguments and the level")
     return outcomes

@@ -31,6 +31,7 @@ def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
     samples = [json.loads(line) for line in file.read_text().splitlines()]
+    need(samples, f"{file} is empty: it was never evaluated")
     before, after = first_and_last(samples)
     height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")

@@ -35,4 +35,7 @@ if __name__ == "__main__":
     parser.add_argument("level", nargs="?", type=int, default=0)
     args = parser.parse_args()
     envs.need(args.level >= 0, f"level {args.level}: at least 0")
-    play(args.world, args.level)
+    try:
+        play(args.world, args.level)
+    except KeyboardInterrupt:  # the way out of a game
+        print()

@@ -31,22 +31,22 @@ import ragen_mini as rm
 
 # ------------------------------------------------------------------------------------------- other advantages
 def rloo(cfg):
-    """REINFORCE leave-one-out (use --algo grpo): an episode against the mean of the *others* of its group."""
+    """REINFORCE leave-one-out: an episode against the mean of the *others* of its group. (As GRPO: no critic.)"""
     def of_group(R, norm):  # (P,N) -> (P,N)
         others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
         return R - others
-    return rm.train(cfg, learn=functools.partial(rm.learn, of_group=of_group))
+    return rm.train(rm.replace(cfg, algo="grpo"), learn=functools.partial(rm.learn, of_group=of_group))
 
 
 def discount_per_turn(cfg):
-    """PPO: --gamma 0.9 discounts once a turn instead of once a token. Rewards and forecasts of turn k are scaled by
-    gamma ** k, which turns the discounted sum into a plain one; then back."""
+    """PPO, where --gamma 0.9 discounts once a turn instead of once a token.
+    Rewards and forecasts of turn k are scaled by gamma ** k, which turns the discounted sum into a plain one; then back."""
     def gae(reward, value, mask, gamma, lam):  # as rm.gae
         begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # an answer's first token
         scale = gamma ** (begins.cumsum(1) - 1)
         adv, ret = rm.gae(reward * scale, value * scale, mask, 1.0, lam)
         return adv / scale, ret / scale
-    return rm.train(cfg, learn=functools.partial(rm.learn, gae=gae))
+    return rm.train(rm.replace(cfg, algo="ppo"), learn=functools.partial(rm.learn, gae=gae))
 
 
 def early_turns_count_more(cfg):
@@ -79,7 +79,7 @@ class GoalLake(envs.FrozenLake):
 
 def said(cfg):
     """The lake, with a reward for what is said."""
-    return rm.train(rm.replace(cfg, env=GoalLake))
+    return rm.train(rm.replace(cfg, env=f"{__file__}:GoalLake"))
 
 
 # ------------------------------------------------------------------------------------------- another optimizer
@@ -104,8 +104,9 @@ def muon(cfg):
 
 # ---------------------------------------------------------------------------------------------- other networks
 def lora(cfg):
-    """Low-rank adapters (pip install peft). The checkpoint holds the adapter alone beside trainer.pt: merge it with
-    models.policy.merge_and_unload().save_pretrained(FOLDER) for a folder that --model takes."""
+    """Low-rank adapters (pip install peft).
+    The checkpoint holds the adapter alone beside trainer.pt: models.policy.merge_and_unload().save_pretrained(FOLDER)
+    makes a folder that --model takes."""
     import peft
     models = rm.load_models(cfg)
     models.policy = peft.get_peft_model(models.policy, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
@@ -114,14 +115,15 @@ def lora(cfg):
 
 
 def own_model(cfg):
-    """A model that exists as an object only: save it once, so that critic and reference can be made of it, too. (This
-    one is random: it will not say anything valid.)"""
+    """A model that exists as an object only (here a random one, which says nothing valid).
+    It is saved once, so that critic and reference can be made of it, too."""
     tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
     shape = transformers.LlamaConfig(vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                                      num_attention_heads=2)
-    transformers.LlamaForCausalLM(shape).save_pretrained(f"{cfg.out}-begin")
-    tok.save_pretrained(f"{cfg.out}-begin")
-    return rm.train(rm.replace(cfg, model=f"{cfg.out}-begin"))
+    folder = f"{cfg.out or 'runs/own-model'}-begin"
+    transformers.LlamaForCausalLM(shape).save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return rm.train(rm.replace(cfg, model=folder))
 
 
 RECIPES = {recipe.__name__: recipe for recipe in (rloo, discount_per_turn, early_turns_count_more, short_answers, said,

@@ -141,7 +141,7 @@ def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
 def test_the_command_line(cfg, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["recipes.py", "said", *SMALL, "--iterations", "1", "--out", str(tmp_path / "run")])
     runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
-    assert json.loads((tmp_path / "run/config.json").read_text())["env"] == "GoalLake"
+    assert json.loads((tmp_path / "run/config.json").read_text())["env"].endswith("recipes.py:GoalLake")
     for words in (["recipes.py"], ["recipes.py", "ppo"]):
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(UserError, match="rloo  .*leave-one-out"):

@@ -203,6 +203,22 @@ class WonOfSelfState(Line):
         return self.state == 3
 
 
+class OutcomesMoveToTheirArgument(Line):
+    says = "must not change self.state"
+
+    def outcomes(self, state, action):
+        self.state = state
+        return super().outcomes(state, action)
+
+
+class OutcomesChangeTheLevel(Line):
+    says = "must not change self.level"
+
+    def outcomes(self, state, action):
+        self.level = "another"
+        return super().outcomes(state, action)
+
+
 class OutcomesMoveTheWorld(Wrong):
     says = "must not change self.state"
 
