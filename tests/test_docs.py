@@ -117,6 +117,19 @@ def test_readme_first_command_printed_what_its_log_says():
         assert f"iteration {row['iteration']}: frozenlake {success:.2f} [{low:.2f}, {high:.2f}]  random {random:.2f}  optimal {optimal:.2f}" in README
 
 
+def test_what_a_real_model_learnt_is_what_its_log_says():
+    run = json.loads((ROOT / "figures/smollm2-bandit.jsonl").read_text())
+    page = (ROOT / "extras/README.md").read_text()
+    evals = {row["iteration"]: row["eval"]["bandit"] for row in run["rows"] if "eval" in row}
+    for i, success in evals.items():
+        low, high = envs.interval(success, run["config"]["eval_prompts"])
+        assert f"{success:.2f} [{low:.2f}, {high:.2f}]" in page, i
+    assert list(evals) == [0, 10, 20] and "bandit 0.50 [0.34, 0.66]" in run["warm start"][-1]
+    assert run["warm start"][-2].startswith("step 25: ") and run["warm start"][-2].endswith("valid turns 1.00, 310 s")
+    seconds = [row["seconds_rollout"] + row["seconds_update"] for row in run["rows"][1:]]
+    assert f"about {np.median(seconds):.0f} s an iteration" in page
+
+
 def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
