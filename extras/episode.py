@@ -20,11 +20,13 @@ import numpy as np
 import plots
 from envs import need
 
-LAKE = {"_": "#dcecf7", "O": "#274b6d", "G": "#f2c14e", "P": "#dcecf7", "X": "#b3372f", "√": "#5c9f4b"}
-SOKOBAN = {"#": "#6b6660", "_": "#f3eee6", "O": "#f1b7a4", "X": "#b57b3a", "√": "#5c9f4b", "P": "#f3eee6", "S": "#f1b7a4"}
-RENAMED = dict(zip("W.GBCA@", SOKOBAN.values()))  # sokoban_newvocab
+LAKE = dict(zip("_OGPX√", ["#dcecf7", "#274b6d", "#f2c14e", "#dcecf7", "#b3372f", "#5c9f4b"]))
+ROOM = ["#6b6660", "#f3eee6", "#f1b7a4", "#b57b3a", "#5c9f4b", "#f3eee6", "#f1b7a4"]
+SOKOBAN = dict(zip("#_OX√PS", ROOM))  # wall, floor, target, box, box on target, you, you on target
+RENAMED = dict(zip("W.GBCA@", ROOM))  # sokoban_newvocab
 COLOURS = {"frozenlake": LAKE, "sokoban": SOKOBAN, "sokoban_large": SOKOBAN, "sokoban_newvocab": RENAMED}
 WORDS = 34  # letters in a line
+BOLD = dict(fontsize=10, fontweight="bold")
 
 
 def episode(run):  # -> path of the picture
@@ -35,9 +37,9 @@ def episode(run):  # -> path of the picture
     before, after = first_and_last(samples)
     height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
-    grid = fig.add_gridspec(height, 4, width_ratios=[1, 1.7, 1, 1.7])  # board, words; board, words
-    draw(fig, grid[:, :2].subgridspec(height, 2, width_ratios=[1, 1.7]), before, "before")
-    draw(fig, grid[:, 2:].subgridspec(height, 2, width_ratios=[1, 1.7]), after, f"after iteration {after['iteration']}")
+    left, right = fig.add_gridspec(1, 2)
+    draw(fig, left, height, before, "before")
+    draw(fig, right, height, after, f"after iteration {after['iteration']}")
     out = Path(run, "episode.png")
     fig.savefig(out, dpi=100)
     return out
@@ -49,17 +51,21 @@ def first_and_last(samples):  # -> the samples of one level, in the first and in
     for sample in samples:
         if sample["env"] == world:
             by_iteration.setdefault(sample["iteration"], []).append(sample)
-    first, last = by_iteration[min(by_iteration)], by_iteration[max(by_iteration)]
-    return max(zip(first, last), key=lambda pair: abs(pair[1]["R"] - pair[0]["R"]))
+    first = by_iteration[min(by_iteration)]
+    last = by_iteration[max(by_iteration)]
+    changes = [abs(after["R"] - before["R"]) for before, after in zip(first, last)]
+    level = changes.index(max(changes))
+    return first[level], last[level]
 
 
-def draw(fig, grid, sample, title):  # turn by turn, downwards
+def draw(fig, place, height, sample, title):  # turn by turn, downwards; the board, and what was said
+    grid = place.subgridspec(height, 2, width_ratios=[1, 1.7])
     colours = COLOURS.get(sample["env"], {})
     for row, turn in enumerate(sample["turns"]):
         ax = fig.add_subplot(grid[row, 0])
         draw_board(ax, turn["state"], colours)
         if row == 0:
-            ax.set_title(f"{title}: return {sample['R']:g}", fontsize=11, fontweight="bold", loc="left")
+            ax.set_title(f"{title}: return {sample['R']:g}", loc="left", **BOLD)
         write(fig.add_subplot(grid[row, 1]), turn)
     draw_board(fig.add_subplot(grid[row + 1, 0]), last_state(sample), colours)
 
@@ -72,7 +78,7 @@ def draw_board(ax, state, colours):
     ax.set_axis_off()
     rows = [line.split() for line in state.splitlines()]
     if not is_board(rows):
-        ax.text(0, 1, textwrap.fill(state, 22), va="top", fontsize=10, transform=ax.transAxes)
+        ax.text(0, 1, textwrap.fill(state, 22), va="top", transform=ax.transAxes)
         return
     cells = np.array(rows)
     others = sorted(set(cells.flat) - colours.keys())  # of a world of your own
@@ -84,28 +90,33 @@ def draw_board(ax, state, colours):
         if symbol not in "_.#":
             y, x = place
             ink = "k" if rgb[place].mean() > 0.5 else "w"
-            ax.text(x, y, symbol, ha="center", va="center", fontsize=10, fontweight="bold", color=ink)
+            ax.text(x, y, symbol, ha="center", va="center", color=ink, **BOLD)
     ax.imshow(rgb)
     height, width = cells.shape
-    ax.hlines(np.arange(0.5, height - 1), -0.5, width - 0.5, color="w", lw=1.5)
-    ax.vlines(np.arange(0.5, width - 1), -0.5, height - 0.5, color="w", lw=1.5)
+    for y in range(1, height):  # white lines between the cells
+        ax.axhline(y - 0.5, color="w", lw=1.5)
+    for x in range(1, width):
+        ax.axvline(x - 0.5, color="w", lw=1.5)
 
 
 def is_board(rows):  # lines of single symbols, all of one length?
-    one_symbol = all(len(symbol) == 1 for row in rows for symbol in row)
-    return len(rows) > 1 and one_symbol and len({len(row) for row in rows}) == 1
+    lengths = {len(row) for row in rows}
+    symbols = [symbol for row in rows for symbol in row]
+    return len(rows) > 1 and len(lengths) == 1 and max(map(len, symbols)) == 1
 
 
 def write(ax, turn):  # what the model said, and what it earned
     ax.set_axis_off()
+    inside = ax.transAxes  # places are shares of this panel
     thought = textwrap.shorten(plots.thought_of(turn), 4 * WORDS, placeholder=" ...")
-    ax.text(0, 1, textwrap.fill(thought, WORDS), va="top", fontsize=10, style="italic", transform=ax.transAxes)
+    thought = textwrap.fill(thought, WORDS)
+    ax.text(0, 1, thought, va="top", style="italic", transform=inside)
     result = "(no valid answer)"
     if turn["valid"]:
-        said = turn["answer"].partition("<answer>")[2].partition("</answer>")[0]
-        result = textwrap.shorten(said, WORDS, placeholder=" ...")
-    ax.text(0, 0.02, f"{result}\nreward {turn['reward']:g}", va="bottom", fontsize=10, fontweight="bold",
-            transform=ax.transAxes)
+        said = turn["answer"].partition("<answer>")[2]
+        result = textwrap.shorten(said.partition("</answer>")[0], WORDS, placeholder=" ...")
+    result += f"\nreward {turn['reward']:g}"
+    ax.text(0, 0.02, result, va="bottom", transform=inside, **BOLD)
 
 
 if __name__ == "__main__":

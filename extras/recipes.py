@@ -54,8 +54,10 @@ def early_turns_count_more(cfg):
     def rollout(*args):
         trajs = rm.rollout(*args)
         for traj in trajs:
-            turn = torch.tensor(traj.mask).int().diff(prepend=torch.tensor([0])).clamp(min=0).cumsum(0) - 1
-            traj.reward = [x * 0.9 ** k for x, k in zip(traj.reward, turn.tolist())]
+            turn = -1
+            for t, own in enumerate(traj.mask):  # the first token is the world's
+                turn += own and not traj.mask[t - 1]
+                traj.reward[t] *= 0.9 ** turn
         return trajs
     return rm.train(cfg, rollout=rollout)
 
@@ -66,7 +68,8 @@ def short_answers(cfg):
     def rollout(*args):
         trajs = rm.rollout(*args)
         for traj in trajs:
-            traj.reward = [x - 0.001 * ours for x, ours in zip(traj.reward, traj.mask)]
+            for t, own in enumerate(traj.mask):
+                traj.reward[t] -= 0.001 * own
         return trajs
     return rm.train(cfg, rollout=rollout)
 
@@ -86,18 +89,22 @@ def said(cfg):
 def sgd(cfg):
     """Gradient descent with momentum wants rates of its own, such as --lr 0.05 --critic-lr 0.01."""
     models = rm.load_models(cfg)
-    groups = models.optimizer.param_groups  # the policy's and the critic's, each with its rate
-    models.optimizer = torch.optim.SGD([{"params": group["params"], "lr": group["lr"]} for group in groups], momentum=0.9)
+    groups = []
+    for group in models.optimizer.param_groups:  # the policy's and the critic's, each with its rate
+        groups.append({"params": group["params"], "lr": group["lr"]})
+    models.optimizer = torch.optim.SGD(groups, momentum=0.9)
     return rm.train(cfg, models)
 
 
 def muon(cfg):
     """Muon for the policy's matrices, Adam for all else; it steps whenever Adam steps."""
     models = rm.load_models(cfg)
-    matrices = [x for name, x in models.policy.named_parameters() if x.ndim == 2 and "embed" not in name]
+    matrices, others = [], []
+    for name, weight in models.policy.named_parameters():
+        kind = matrices if weight.ndim == 2 and "embed" not in name else others
+        kind.append(weight)
     models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)
-    for group in models.optimizer.param_groups:
-        group["params"] = [x for x in group["params"] if not any(x is matrix for matrix in matrices)]
+    models.optimizer.param_groups[0]["params"] = others  # the policy's
     models.optimizer.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
     return rm.train(cfg, models)
 
@@ -109,7 +116,8 @@ def lora(cfg):
     makes a folder that --model takes."""
     import peft
     models = rm.load_models(cfg)
-    models.policy = peft.get_peft_model(models.policy, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+    adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
+    models.policy = peft.get_peft_model(models.policy, adapters)
     models.optimizer = rm.make_optimizer(models.policy, models.critic, cfg)  # or nothing would be trained
     return rm.train(cfg, models)
 
@@ -118,20 +126,27 @@ def own_model(cfg):
     """A model that exists as an object only (here a random one, which says nothing valid).
     It is saved once, so that critic and reference can be made of it, too."""
     tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
-    shape = transformers.LlamaConfig(vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                                     num_attention_heads=2)
+    shape = transformers.LlamaConfig(
+        vocab_size=len(tok),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2)
     folder = f"{cfg.out or 'runs/own-model'}-begin"
     transformers.LlamaForCausalLM(shape).save_pretrained(folder)
     tok.save_pretrained(folder)
     return rm.train(rm.replace(cfg, model=folder))
 
 
-RECIPES = {recipe.__name__: recipe for recipe in (rloo, discount_per_turn, early_turns_count_more, short_answers, said,
-                                                  sgd, muon, lora, own_model)}
+ALL = (rloo, discount_per_turn, early_turns_count_more, short_answers, said, sgd, muon, lora, own_model)
+RECIPES = {recipe.__name__: recipe for recipe in ALL}
 
 if __name__ == "__main__":
-    names = "\n".join(f"{name:24}{inspect.getdoc(recipe).splitlines()[0]}" for name, recipe in RECIPES.items())
-    rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, names)
+    table = ""
+    for name, recipe in RECIPES.items():
+        about, *_ = inspect.getdoc(recipe).splitlines()
+        table += f"{name:24}{about}\n"
+    rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, table)
     RECIPES[sys.argv.pop(1)](rm.parse_config())
     if rm.STOP:
         sys.exit(130)
