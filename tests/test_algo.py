@@ -1,7 +1,6 @@
 """Advantages, filter, losses and per-token quantities, against slow loops, hand-worked numbers and torch's own."""
 import copy
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np

@@ -20,7 +20,7 @@ import envs
 import exercises
 import ragen_mini as rm
 from staff import answers, hidden_checks
-from staff.wrong_answers import FILTER, RIGHT, WRONG, change
+from staff.wrong_answers import RIGHT, WRONG
 
 BOOK = answers.notebook()
 CODE = [cell for cell in BOOK["cells"] if cell["cell_type"] == "code"]
