@@ -151,7 +151,7 @@ def watch(row, trajs, batches, models, cfg):
     from IPython.display import Image, clear_output, display
     i = row["iteration"]
     due = i % 5 == 0 or i == cfg.iterations  # a picture takes as long as an iteration of a small model
-    if not due or len(row) == 1:  # 1: before training, not evaluated
+    if not due or i == 0:  # 0: before training, nothing to draw
         return
     logged = plots.load(cfg.out)  # all rows but this one
     run = plots.Run(logged.config, logged.rows + [row])
