@@ -1,0 +1,277 @@
+"""What breaks a model that has won? Its training is forked shortly before the break, with one thing changed.
+
+    python figures/fork.py --run       train what is missing, --jobs at once; stopped, the same command goes on
+    python figures/fork.py             the table, and the picture: figures/tiny/fig-fork.png
+
+All of this was decided before any of the runs was made:
+
+Origins. PPO in the trap of paper.json (bandit, rate 2e-3, 8 trajectories an update, at most 400 iterations), with the seeds
+41, 42, ... until ten have won (a mean success of five iterations of 0.9 or more) and were not lost before iteration 40.
+Every five iterations the networks and Adam's state are kept. Lost: plots.peak_and_collapse.
+
+Fork points. (a) before the break: the last of those states that is five iterations or more before the loss. For an origin
+that is not lost: the first such origin takes the fork point of the first lost one, by seed, and so on. (b) iteration 30.
+A lost origin was *calm* if the median of the longest gradients of the 20 iterations up to (a) is below 0.03.
+
+Forks. Each is trained for 20 iterations with new dice (levels, sampling, order of the updates), eight times an arm, with
+the same eight dice in every arm:
+    at (a)    as it is
+              floor        Adam's second moment of a weight never falls below its value at iteration 30
+              cap          a weight moves at most 0.3 learning rates an update
+              third        a third of both rates
+    at (b)    as it is
+              calm         Adam's second moment times 1e-4, its first times 1e-2: as gradients of a hundredth would leave them
+              calm, cap    the same, and a weight moves at most 0.3 learning rates
+
+Measures. A fork is lost if in each of its last five iterations success is below half of its origin's peak (a run that ends
+for want of updates goes on at its last value). Its longest step: the largest root mean square, over the policy's weights,
+of an update's movement in learning rates.
+
+Tests. McNemar's exact test over pairs of forks of the same origin, point and dice, two-sided; p after Holm over these seven:
+floor, and cap, against "as it is" in calm and in other lost origins; third in all lost origins; calm against "as it is",
+and against "calm, cap", in all. What follows: if the calm is the cause, "floor" prevents breaks of calm origins and "calm"
+makes some. If any long step is, "cap" and "third" protect the other origins, too. Pairs tell of these ten models; how far
+that carries to other seeds, the counts by origin show.
+"""
+import argparse
+import contextlib
+import io
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+FIGURES = Path(__file__).resolve().parent
+sys.path.insert(0, str(FIGURES.parent))
+
+import plots
+import ragen_mini as rm
+
+RUNS = FIGURES.parent / "runs" / "fork"
+DATA = FIGURES / "tiny" / "forks.jsonl"
+SETTINGS = dict(env="bandit", model="tiny", device="cpu", lr=2e-3, update_size=8, iterations=400, eval_every=0)
+FIRST_SEED, ORIGINS = 41, 10
+WON, NOT_BEFORE = 0.9, 40
+KEPT_EVERY = 5
+EARLY = 30  # fork point (b)
+DICE = range(1, 9)
+LENGTH = 20  # iterations of a fork
+CALM = 0.03
+BEFORE_BREAK = ("as it is", "floor", "cap", "third")
+AT_EARLY = ("as it is", "calm", "calm, cap")
+
+
+# --------------------------------------------------------------------------------------------------- origins
+def train_origin(seed):  # -> dict for DATA
+    folder = RUNS / f"seed{seed}"
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was stopped
+    cfg = rm.Config(**SETTINGS, seed=seed, out=str(folder))
+    rows, _ = rm.train(cfg, watch=keep_state)
+    run = plots.Run({}, rows)
+    columns = {name: run.series(name)[1].tolist() for name in ("success", "valid", "distinct", "entropy", "grad_norm_max")}
+    peak_at, lost_at = plots.peak_and_collapse(run)
+    success = np.array(columns["success"])
+    peak = success[peak_at - 1:peak_at - 1 + plots.WINDOW].mean()  # iteration 1 is the first
+    return dict(origin=seed, peak=round(peak, 4), lost_at=None if lost_at is None else int(lost_at), **columns)
+
+
+def keep_state(row, trajs, learned, models, cfg):  # a `watch`
+    if row["iteration"] % KEPT_EVERY == 0 and row["iteration"] >= EARLY:
+        parts = {name: getattr(models, name).state_dict() for name in ("policy", "critic", "optimizer")}
+        torch.save(parts, state_of(cfg.seed, row["iteration"]))
+
+
+def state_of(seed, iteration):  # -> Path
+    return RUNS / f"seed{seed}" / f"at{iteration}.pt"
+
+
+def qualifies(origin):
+    return origin["peak"] >= WON and (origin["lost_at"] is None or origin["lost_at"] >= NOT_BEFORE)
+
+
+def fork_points(origins):  # {seed: dict} -> {seed: iteration of (a)}
+    points = {}
+    for seed, origin in sorted(origins.items()):
+        if origin["lost_at"] is not None:
+            points[seed] = (origin["lost_at"] - KEPT_EVERY) // KEPT_EVERY * KEPT_EVERY
+    of_lost = list(points.values())
+    survivors = [seed for seed in sorted(origins) if seed not in points]
+    return points | dict(zip(survivors, of_lost))
+
+
+def was_calm(origin, at):
+    return np.median(origin["grad_norm_max"][at - 20:at]) < CALM  # iterations at - 19 to at
+
+
+# ----------------------------------------------------------------------------------------------------- forks
+def train_fork(origin, at, arm, dice):  # -> dict for DATA
+    with contextlib.redirect_stdout(io.StringIO()):
+        cfg = rm.Config(**SETTINGS, seed=1000 * origin + dice)
+        models = rm.load_models(cfg)
+    for name, state in torch.load(state_of(origin, at)).items():
+        getattr(models, name).load_state_dict(state)
+    change(models, arm, origin)
+    steps = []
+    measure_steps(models, steps)
+    rows = []
+    for i in range(at + 1, at + 1 + LENGTH):
+        row, _, _ = rm.iterate(i, models, cfg)
+        rows.append(row)
+        if plots.is_dead(rows) and len(rows) >= plots.COLLAPSED_FOR:
+            break
+    columns = {name: [row.get(name) for row in rows] for name in ("success", "valid", "grad_norm_max")}
+    return dict(fork=origin, at=at, arm=arm, dice=dice, longest_step=round(max(steps, default=0.0), 4), **columns)
+
+
+def change(models, arm, origin):
+    adam = models.optimizer
+    if arm == "third":
+        for group in adam.param_groups:
+            group["lr"] /= 3
+    if arm.startswith("calm"):
+        for state in adam.state.values():
+            state["exp_avg"] *= 1e-2
+            state["exp_avg_sq"] *= 1e-4
+    if arm == "floor":
+        keep_above(adam, origin)
+    if arm.endswith("cap"):
+        cap_steps(adam, 0.3)
+
+
+def keep_above(adam, origin):
+    """Adam divides its second moment by 1 - beta2 ** step, which is far from 1 at iteration 30: the floor, too."""
+    beta2 = adam.param_groups[0]["betas"][1]
+    early = torch.load(state_of(origin, EARLY))["optimizer"]["state"]
+    floors = {}
+    for weight, state in zip(weights(adam), early.values()):
+        floors[weight] = state["exp_avg_sq"] / (1 - beta2 ** state["step"])
+
+    def lift(*_):
+        for weight, floor in floors.items():
+            state = adam.state[weight]
+            state["exp_avg_sq"].clamp_(min=floor * (1 - beta2 ** state["step"]))
+    adam.register_step_pre_hook(lift)
+
+
+def weights(adam):
+    return [weight for group in adam.param_groups for weight in group["params"]]
+
+
+def cap_steps(adam, most):  # in learning rates
+    before = {}
+    adam.register_step_pre_hook(lambda *_: before.update({w: w.detach().clone() for w in weights(adam)}))
+
+    @torch.no_grad()
+    def shorten(*_):
+        for group in adam.param_groups:
+            limit = most * group["lr"]
+            for weight in group["params"]:
+                weight.copy_(before[weight] + (weight - before[weight]).clamp(-limit, limit))
+    adam.register_step_post_hook(shorten)
+
+
+def measure_steps(models, steps):  # appends a number for every update
+    policy = models.optimizer.param_groups[0]
+    before = {}
+
+    def remember(*_):
+        before["policy"] = torch.nn.utils.parameters_to_vector(policy["params"]).detach().clone()
+
+    def measure(*_):
+        now = torch.nn.utils.parameters_to_vector(policy["params"]).detach()
+        moved = (now - before["policy"]) / policy["lr"]
+        steps.append(moved.square().mean().sqrt().item())
+    models.optimizer.register_step_pre_hook(remember)
+    models.optimizer.register_step_post_hook(measure)
+
+
+# ------------------------------------------------------------------------------------------------ all of them
+def load():  # -> {seed: origin}, {(seed, at, arm, dice): fork}
+    origins, forks = {}, {}
+    for line in DATA.read_text().splitlines() if DATA.exists() else ():
+        found = json.loads(line)
+        if "origin" in found:
+            origins[found["origin"]] = found
+        else:
+            forks[found["fork"], found["at"], found["arm"], found["dice"]] = found
+    return origins, forks
+
+
+def chosen(origins):  # the first ten that qualify -> {seed: origin}; or None: more are needed
+    found = {}
+    for seed in range(FIRST_SEED, FIRST_SEED + len(origins)):
+        if seed not in origins:
+            return None
+        if qualifies(origins[seed]):
+            found[seed] = origins[seed]
+        if len(found) == ORIGINS:
+            return found
+    return None
+
+
+def missing_origins(origins):
+    failed = sum(not qualifies(origin) for origin in origins.values())
+    wanted = range(FIRST_SEED, FIRST_SEED + ORIGINS + failed)
+    return [seed for seed in wanted if seed not in origins]
+
+
+def all_forks(origins):  # of the chosen origins -> list of (seed, at, arm, dice)
+    found = []
+    for seed, at in fork_points(origins).items():
+        for dice in DICE:
+            found += [(seed, at, arm, dice) for arm in BEFORE_BREAK]
+            found += [(seed, EARLY, arm, dice) for arm in AT_EARLY]
+    return found
+
+
+def work(task):
+    os.environ["TQDM_DISABLE"] = "1"
+    torch.set_num_threads(1)
+    if isinstance(task, int):
+        return train_origin(task)
+    return train_fork(*task)
+
+
+def run(jobs):
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool, open(DATA, "a") as file:
+        while tasks := to_do():
+            print(f"{len(tasks)} to train", flush=True)
+            for found in pool.imap_unordered(work, tasks):
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+
+
+def to_do():
+    origins, forks = load()
+    if chosen(origins) is None:
+        return missing_origins(origins)
+    return [task for task in all_forks(chosen(origins)) if task not in forks]
+
+
+# ------------------------------------------------------------------------------------------------ what comes out
+def is_lost(fork, origin):
+    success = np.array(fork["success"])
+    return bool((success[-5:] < origin["peak"] / 2).all())  # a run that ended was lost for ten iterations, or is whole
+
+
+def mcnemar(one, other):  # lists of True and False, in pairs -> p
+    first = sum(a and not b for a, b in zip(one, other))
+    second = sum(b and not a for a, b in zip(one, other))
+    n = first + second
+    tail = sum(math.comb(n, k) for k in range(min(first, second) + 1)) / 2 ** n
+    return min(1.0, 2 * tail)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    if args.run:
+        run(args.jobs)
