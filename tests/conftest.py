@@ -26,16 +26,19 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+DRAW = plots.dashboard
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures():
+    """Drawing takes longer than a small run: an empty file will do."""
+    plots.dashboard = lambda runs, out, *rest, **named: Path(out).touch() or out
+
+
 @pytest.fixture
-def pictures():
+def pictures(monkeypatch):
     """A test that asks for this gets real pictures."""
-
-
-@pytest.fixture(autouse=True)
-def _pictures(request, monkeypatch):
-    """Drawing takes longer than a small run: elsewhere an empty file will do."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(plots, "dashboard", lambda runs, out, *rest, **named: Path(out).touch() or out)
+    monkeypatch.setattr(plots, "dashboard", DRAW)
 
 
 def random_llama(vocab, sharpen=12, **options):

@@ -4,6 +4,7 @@ unmodified model over the finished episode."""
 import runpy
 import sys
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -260,3 +261,32 @@ def test_who_cannot_be_a_critic_is_told_of_grpo(tok, tmp_path):
     with pytest.raises(UserError, match="cannot be .* --algo grpo"):
         rm.load_models(rm.Config(model=folder, device="cpu"))
     assert rm.load_models(rm.Config(model=folder, device="cpu", play=7)).critic is None, "a player needs none"
+
+
+def first_ratios(cfg, monkeypatch, dtype=None):
+    """-> of each gradient step of one iteration: the mean of |ratio - 1|. With a dtype: under autocast, here on the CPU."""
+    found = []
+    policy_loss = rm.policy_loss
+
+    def spy(logp, entropy, old_logp, adv, cfg):
+        found.append(((logp - old_logp).exp() - 1).abs().mean().item())
+        return policy_loss(logp, entropy, old_logp, adv, cfg)
+    with monkeypatch.context() as patch:
+        patch.setattr(rm, "policy_loss", spy)
+        patch.setattr(rm, "check_reading", lambda *rest: None)  # it wants fp32's equality on a CPU
+        if dtype is not None:
+            for name, value in dict(device="cpu", fast_dtype=dtype, _enabled=True).items():
+                patch.setattr(rm.autocast, name, value)
+        rm.iterate(1, rm.load_models(cfg), cfg)
+    return found
+
+
+def test_under_autocast_every_update_sees_the_weights_of_the_last_step(folder, monkeypatch):
+    """autocast keeps its copies of the weights until its outermost block ends: around a whole iteration all updates would
+    read those of the rollout. And a block inside itself would leave it switched on."""
+    cfg = rm.Config(model=folder, device="cpu", env="bandit", prompts=2, rollouts=4, update_size=8, epochs=4, lr=3e-3)
+    plain, under_autocast = first_ratios(cfg, monkeypatch), first_ratios(cfg, monkeypatch, torch.bfloat16)
+    assert len(plain) == len(under_autocast) >= 4 and not torch.is_autocast_enabled("cpu")
+    assert under_autocast[0] < 0.05 and plain[0] < 1e-4, "before the first step all ratios are 1, in bf16 roughly"
+    moved, truth = np.mean(under_autocast[2:]), np.mean(plain[2:])
+    assert moved > 0.75 * truth > 0.1, "after the first step they move as in fp32"

@@ -15,10 +15,8 @@ import torch
 import transformers
 
 import envs
-import plots
 import ragen_mini as rm
 from conftest import ROOT, equal, random_llama, rows_of, save, untimed
-from extras import elsewhere
 
 SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 2 --max-new-tokens 20 --max-turns 3 "
          "--lr 1e-3 --eval-prompts 4").split()
@@ -41,49 +39,10 @@ def bandit(tmp_path_factory):
 
 
 # --------------------------------------------------------------------------------------------------------- runs
-@pytest.mark.parametrize("flags", ["--env bandit --algo grpo --starpo-s", "--env sokoban --algo ppo --starpo-s",
-                                   "--env sokoban --algo grpo", "--env frozenlake --algo ppo"])
-def test_algorithms_run_on_worlds(tmp_path, folder, flags):
-    rows = run(tmp_path / "run", *flags.split(), model=folder)
-    assert rows_of(tmp_path / "run") == rows and [row["iteration"] for row in rows] == [0, 1, 2]
-    columns = ("reward reward_std success entropy response_length think_length distinct valid turns grad_norm "
-               "clip_fraction policy_loss grad_norm_max seconds_rollout seconds_update tokens").split()
-    columns += ["value_loss"] * ("ppo" in flags) + ["kl"] * ("--starpo-s" not in flags)
-    trained = [row for row in rows[1:] if row["updates"]]
-    assert trained
-    for row in trained:
-        assert torch.tensor([float(row[name]) for name in columns]).isfinite().all()
-        assert (row["kept"], row["updates"]) == ((4, 1) if "--starpo-s" in flags else (8, 2)), "keep 0.25: one prompt"
-    assert list(rows[0]["eval"]) == list(rows[2]["eval"]) == [flags.split()[1]] and "eval" not in rows[1]
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png", "lock"}
-    for line in (tmp_path / "run/samples.jsonl").read_text().splitlines():
-        sample = json.loads(line)
-        R = sum(turn["reward"] for turn in sample["turns"])
-        assert sample["text"].endswith(f"\nreturn {R:g}\n")
-
-
 def test_same_seed_same_log(tmp_path):
     small = "--iterations 1 --max-turns 2 --eval-every 0 --algo grpo".split()
     logs = [untimed(run(tmp_path / str(i), "--seed", seed, *small)) for i, seed in enumerate((5, 5, 6))]
     assert logs[0] == logs[1] != logs[2]
-
-
-def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path):
-    """Every slice has P prompts of its own, whole groups, and is updated on once, by what the slice before left."""
-    slices, weights, seeds = [], [], []
-
-    def spy(trajs, models, cfg, seed):
-        slices.append(trajs)
-        weights.append(next(models.policy.parameters()).sum().item())
-        seeds.append(seed)
-        return rm.learn(trajs, models, cfg, seed)
-    rows = run(tmp_path / "run", "--online-k", 3, "--iterations", 1, "--update-size", 8, "--eval-every", 0, "--seed", 1,
-               learn=spy)
-    assert [len(trajs) for trajs in slices] == [8, 8, 8]
-    assert len({id(traj) for trajs in slices for traj in trajs}) == 24
-    assert [sorted({traj.group for traj in trajs}) for trajs in slices] == [[0, 1], [2, 3], [4, 5]]
-    assert rows[1]["updates"] == 3 and rows[1]["kept"] == 24 and len(set(weights)) == len(set(seeds)) == 3
 
 
 def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
@@ -105,18 +64,6 @@ def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
     assert not equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
     step(other, [2, 3])
     assert equal(dict(one.policy.state_dict()), dict(other.policy.state_dict()))
-
-
-def test_evaluation_on_other_worlds(tmp_path, folder, capsys):
-    """extras/elsewhere.py"""
-    others = ["sokoban_newvocab", "frozenlake"]
-    assert elsewhere.settings(["--eval-envs", "sokoban_newvocab, frozenlake", "--env", "bandit"]).env == "bandit"
-    rows = run(tmp_path / "run", "--env", "sokoban", "--iterations", 1, model=folder, watch=elsewhere.watch)
-    for row in rows:
-        assert list(row["eval"]) == list(row["yardsticks"]) == ["sokoban", *others]
-    assert len((tmp_path / "run/samples.jsonl").read_text().splitlines()) == 2 * 3 * 2
-    assert capsys.readouterr().out.count(": sokoban_newvocab 0.") == 2
-    assert plots.yardsticks_of(plots.load(tmp_path / "run"), "eval frozenlake") == rows[0]["yardsticks"]["frozenlake"]
 
 
 def test_an_evaluation_makes_no_files(tmp_path, monkeypatch):
@@ -188,10 +135,6 @@ def test_learning_on_a_toy(tmp_path, random_folder, algo, learn):
     assert json.loads((tmp_path / "run/config.json").read_text())["env"] == "UpPays"
 
 
-def test_the_picture_of_a_run(bandit):
-    assert (bandit[0] / "curves.png").stat().st_size > 10_000
-
-
 # -------------------------------------------------------------------------------------------------------- seams
 def test_train_gives_back_rows_and_models_and_changes_nothing_else(tmp_path, folder):
     cfg = settings(tmp_path / "run", *"--env bandit --algo grpo --iterations 1".split(), model=folder)
@@ -211,28 +154,6 @@ def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folde
     assert models is given and not equal(dict(start), dict(given.policy.state_dict()))
     again, _ = rm.train(cfg)
     assert untimed(again) == untimed(rows) and (tmp_path / "run-2").is_dir()
-
-
-def test_watch_sees_all_of_an_iteration_adds_columns_and_may_stop(tmp_path, folder, tok):
-    """Two slices an iteration; what it adds is logged, and a run that it ends is saved."""
-    seen = []
-
-    def watch(row, trajs, learned, models, cfg):
-        seen.append((row["iteration"], len(trajs), [len(batch["adv"]) for batch, _ in learned if batch]))
-        assert cfg.out == str(tmp_path / "run") and len(rows_of(cfg.out)) == row["iteration"], "it is not logged yet"
-        assert len(models.tok) == len(tok)
-        for batch, steps in learned:
-            assert not steps or batch["adv"].shape == batch["mask"].shape
-        row["answers"] = sum(len(traj.turns) for traj in trajs)
-        return row["iteration"] == 2
-    flags = "--env sokoban --online-k 2 --iterations 5 --eval-every 0".split()
-    rows = run(tmp_path / "run", *flags, model=folder, watch=watch)
-    assert [row["iteration"] for row in rows] == [0, 1, 2] == [i for i, _, _ in seen]
-    assert [n for _, n, _ in seen] == [0, 16, 16] and all(kept in ([8, 8], [8], []) for _, _, kept in seen)
-    assert rows_of(tmp_path / "run") == rows
-    assert [row["answers"] for row in rows] == pytest.approx([row.get("turns", 0) * 16 for row in rows])
-    saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
-    assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
 
 def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, monkeypatch):
@@ -328,26 +249,6 @@ def test_nothing_is_overwritten(tmp_path, bandit):
     assert len(rows_of(tmp_path / "run-2")) == 2
 
 
-def test_nobody_else_may_train_in_the_folder_of_a_run(tmp_path, folder, bandit):
-    """The second one changes nothing; when the first one has ended, also by an error, its lock is free."""
-    out = shutil.copytree(bandit[0], tmp_path / "run")
-    go_on = ["--resume", str(out), "--iterations"]
-    seen = []
-
-    def watch(row, *rest):
-        files = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-        with pytest.raises(rm.UserError, match="another process trains in ") as error:
-            rm.train(rm.parse_config([*go_on, "9"]))
-        assert "\n" not in str(error.value)
-        assert files == {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-        seen.append(row["iteration"])
-        raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError) as kept:  # its traceback lives on, as in a notebook
-        rm.train(rm.parse_config([*go_on, "3"]), watch=watch)
-    rows, _ = rm.train(rm.parse_config([*go_on, "3"]))
-    assert seen == [3] and [row["iteration"] for row in rows] == [0, 1, 2, 3] and kept.tb
-
-
 def test_a_finished_run_says_what_would_go_on(bandit):
     with pytest.raises(rm.UserError, match="finished: give it more --iterations"):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
@@ -363,40 +264,6 @@ def test_a_run_brings_its_settings(bandit):
 def test_starpo_s_beside_a_run_changes_its_three_values(bandit):
     s = rm.parse_config(["--model", str(bandit[0]), "--starpo-s"])
     assert (s.keep, s.kl_coef, s.clip_high) == (0.25, 0.0, 0.28), "what its run had for these is forgotten"
-
-
-def test_an_old_run_goes_on_without_settings_that_it_did_not_know(tmp_path, folder):
-    """A setting that is missing in its config.json takes its default; one that is gone is ignored. The rows are the
-    same as if it had not stopped."""
-    flags = "--env bandit --algo ppo --seed 3 --max-turns 1".split()
-    whole = run(tmp_path / "whole", *flags, "--iterations", 2, model=folder)
-    out = tmp_path / "run"
-    run(out, *flags, "--iterations", 1, model=folder)
-    about = json.loads((out / "config.json").read_text())
-    for name in ("epochs", "lam", "no_think", "online_k"):
-        del about[name]
-    (out / "config.json").write_text(json.dumps(about | {"truth_reward": 0.5}))
-    again, _ = rm.train(rm.parse_config(["--resume", str(out), "--iterations", "2"]))
-    assert again == rows_of(out) and [row["iteration"] for row in again] == [0, 1, 2]
-
-    def trained(rows):  # at its last iteration a run evaluates, whatever --eval-every says
-        return [{key: x for key, x in row.items() if key not in ("eval", "yardsticks")} for row in untimed(rows)]
-    assert trained(again) == trained(whole) and again[2]["eval"] == whole[2]["eval"]
-
-
-def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path, folder):
-    out = tmp_path / "run"
-    flags = "--env bandit --algo ppo --critic-lr 2e-3 --eval-every 0".split()
-    _, models = rm.train(settings(out, *flags, model=folder))
-    for given, rates in (("", [1e-3, 2e-3]), ("--lr 0.5", [0.5, 2e-3]), ("--lr 0.5 --critic-lr 0.25", [0.5, 0.25])):
-        again = rm.load_models(rm.parse_config(["--resume", str(out), *given.split()]))
-        assert rm.restore(again, str(out)) == (out / "log.jsonl").read_text()
-        assert [group["lr"] for group in again.optimizer.param_groups] == rates
-        memory = again.optimizer.state_dict()["state"]  # Adam's averages
-        assert memory and equal(memory, models.optimizer.state_dict()["state"])
-        for name in ("policy", "critic", "ref"):
-            assert equal(*(dict(getattr(some, name).state_dict()) for some in (models, again)))
-        assert not equal(dict(again.policy.state_dict()), dict(again.ref.state_dict())), "ref stays what it was"
 
 
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
@@ -470,19 +337,6 @@ def test_the_command_line_ends_with_one_line(tmp_path, flags, says):
         command_line(*flags.format(file=tmp_path / "file").split())
     text = str(end.value)
     assert says in text and "\n" not in text and not isinstance(end.value.code, int)
-
-
-def test_the_command_line_trains_evaluates_and_plays(tmp_path, capsys):
-    command_line(*SMALL, *"--env bandit --algo grpo --seed 3 --eval-prompts 8".split(), "--out", tmp_path / "run")
-    assert len(rows_of(tmp_path / "run")) == 3
-    evaluated = [float(text) for text in re.findall(r"bandit (\d\.\d\d)", capsys.readouterr().out)]
-    command_line("--model", tmp_path / "run", "--eval-only")
-    assert float(re.search(r"bandit (\d\.\d\d)", capsys.readouterr().out)[1]) == evaluated[-1]
-    command_line("--model", tmp_path / "run", "--play", 7)
-    shown = capsys.readouterr().out
-    arms = re.search("Teacher and Engineer|Engineer and Teacher", envs.make("bandit").reset(7)[0])[0]
-    assert arms in shown and re.search(r"return -?\d", shown)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"], "neither of them makes a folder"
 
 
 def test_help_shows_every_setting(capsys):

@@ -225,7 +225,7 @@ def test_the_live_picture(tmp_path, monkeypatch, pictures):
     log.write_text("")
     cfg = rm.Config(model="tiny", device="cpu", env="bandit", iterations=7, out=str(tmp_path))
     for i in range(8):
-        row = {"iteration": 0} if i == 0 else {"iteration": i, "reward": 0.1 * i, "entropy": 1.0}
+        row = {"iteration": 0, "eval": {"bandit": 0.4}} if i == 0 else {"iteration": i, "reward": 0.1 * i, "entropy": 1.0}
         assert not course.watch(row, [], [], None, cfg)
         log.write_text(log.read_text() + json.dumps(row) + "\n")
         assert len(shown) == (i >= 5) + (i >= 7)
