@@ -64,7 +64,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: ca
 # ------------------------------------------------------------------------------------------------- settings
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
-FOR_TINY = dict(iterations=60, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_every=20)
+FOR_TINY = dict(iterations=30, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_every=10)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_every=20)
 
 
@@ -98,8 +98,8 @@ class Config:  # where a default is None it depends on --starpo-s or --model
     model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
     seed: int = 0  # of everything random
-    iterations: int = None  # rounds of rollout and update in all (tiny: 60, others: 200)
-    eval_every: int = None  # iterations between evaluations (20); 0: never
+    iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
+    eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
     eval_only: bool = False  # evaluate --model and stop
     play: int = None  # show one episode of --model in this level, and stop
