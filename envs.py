@@ -21,6 +21,7 @@ seeds the dice of the episode: slips and pay-outs. Nothing touches a global rand
 
     python envs.py      the success of random and of optimal play in every world, by number of actions
 """
+import contextlib
 import itertools
 import math
 import runpy
@@ -42,6 +43,14 @@ class UserError(SystemExit):
 def need(condition, message):
     if not condition:
         raise UserError(message)
+
+
+@contextlib.contextmanager
+def or_say(advice):  # every library raises exceptions of its own: here all become the advice and the reason
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{advice} ({error!r:.150})") from error
 
 
 def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)
@@ -100,8 +109,7 @@ def find_level(world, draw_args, seed):  # -> level, initial state
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
-    raise UserError(f"{world.__name__}: 1000 tries gave no level for seed {seed}. Does `draw` return None too often? Or "
-                    "are there too few levels to hold some out? Then write split = False")
+    raise UserError(f"{world.__name__}: no level in 1000 tries. Does draw return None too often? Too few? Then write split = False")
 
 
 # --------------------------------------------------------------------------------------------------- bandit
@@ -114,8 +122,7 @@ class Bandit(Env):
     def __init__(self, sure="Teacher", risky="Engineer"):
         self.sure = sure
         self.risky = risky
-        self.actions = (sure, risky)
-        self.draw_args = (sure, risky)
+        self.actions = self.draw_args = (sure, risky)
         self.instruction = (
             "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
             "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
@@ -305,7 +312,6 @@ ENVS = {  # those with _ in their names are for evaluation: does what was learnt
 
 def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, other worlds ignore it
     world = find_world(name)
-    need(0 <= success_rate <= 1, f"--success-rate {success_rate}: 0 to 1 is possible")
     if isinstance(world, type) and issubclass(world, FrozenLake):
         return world(success_rate=success_rate)
     return world()
@@ -357,11 +363,11 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 
 @lru_cache
-def mean_yardsticks(name, horizon, levels=len(EVAL_SEEDS), success_rate=0.8):  # -> (2, horizon + 1)
+def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=0.8):  # -> (2, horizon + 1)
     need(horizon <= 200, f"yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
     env = make(name, success_rate)
     curves = []
-    for seed in EVAL_SEEDS[:levels]:
+    for seed in seeds:
         env.reset(seed)
         curves.append(yardsticks(env, horizon))
     return np.mean(curves, axis=0)
@@ -374,15 +380,18 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
     return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
-# -------------------------------------------------------------------------------------------------- the table
+def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
+    low, high = interval(p, n)
+    return f"{p:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def print_table(budgets=(1, 2, 5, 10, 15)):
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
-    for name, rate in [*itertools.product(ENVS, [0.8]), ("frozenlake", 1 / 3)]:
-        random, best = 100 * mean_yardsticks(name, max(budgets), success_rate=rate)
+    for name in ENVS:
+        random, best = 100 * mean_yardsticks(name, max(budgets))
         cells = [f"{random[budget]:5.1f} /{best[budget]:5.1f}" for budget in budgets]
-        label = name if rate == 0.8 else "paper's lake"
-        print(f"{label:18}", *cells)
+        print(f"{name:18}", *cells)
 
 
 if __name__ == "__main__":

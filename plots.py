@@ -33,13 +33,10 @@ LOOKS = {  # the columns of log.jsonl that are drawn, and what to look for
     "response_length": "tokens per episode",
     "think_length": "words per thought",  # thoughts that shrink to nothing carry nothing
     "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same phrases in every episode
-    "mutual_information": "I(prompt; thought)",  # 0: thoughts ignore what was read. Not every run measures it
-    "true_claims": "share of true claims",  # of thoughts. Not every run measures it
     "seconds": "seconds so far",
 }
-DASHBOARD = ("reward", "valid", "reward_std", "entropy", "grad_norm", "kl", "response_length", "think_length", "distinct",
-             "mutual_information", "true_claims", "seconds")  # behind the evaluations
-AS_MEASURED = ("reward_std", "mutual_information", "seconds")  # others are drawn as moving averages
+DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # after evaluations
+AS_MEASURED = ("reward_std", "seconds")  # others are drawn as moving averages
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
@@ -48,12 +45,11 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 # ----------------------------------------------------------------------------------------------- what a run logs
 def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each slice -> columns of log.jsonl
-    turns, steps, kl, kept = [], [], [], 0
+    turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
     for batch, steps_of_slice in learned:
         steps += steps_of_slice
-        kept += len(batch.get("mask", []))  # trajectories that were trained on
         if "kl" in batch:
             kl.append(batch["kl"][batch["mask"]].mean().item())
     thoughts = [thought_of(turn) for turn in turns]
@@ -76,12 +72,18 @@ def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each 
     if kl:
         row["kl"] = fmean(kl)
     row = {name: round(float(x), 6) for name, x in row.items()}
-    return row | {"updates": len(steps), "kept": kept, "tokens": tokens}
+    return row | {"updates": len(steps), "tokens": tokens}
 
 
 def thought_of(turn):  # -> text; one that does not end goes on to the end of the answer; --no-think: ""
     found = re.match("<think>(.*?)(</think>|$)", turn["answer"], re.S)
     return found[1] if found else ""
+
+
+def append(folder, name, dicts):  # to a file of the run, a line each
+    with open(Path(folder, name), "a") as file:
+        for x in dicts:
+            file.write(json.dumps(x) + "\n")
 
 
 # ------------------------------------------------------------------------------------------- a run and its curves
@@ -113,7 +115,7 @@ class Run:
 
 def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
-    need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run, or an empty one")
+    need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run, or is empty")
     lines = log.read_text(errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):

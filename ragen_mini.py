@@ -46,7 +46,7 @@ from tqdm import tqdm
 
 import envs
 import plots
-from envs import UserError, need
+from envs import UserError, need, or_say
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (as in the released code) names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
@@ -57,7 +57,7 @@ CUDA = torch.cuda.is_available()
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
-NOT_FINITE = "numbers are not finite: stopped. Go on from the last checkpoint at a lower rate: --resume RUN --lr X"
+NOT_FINITE = "numbers are not finite: stopped. If rewards are, a lower rate may help: --resume RUN --lr X"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: calculate in bf16, the weights stay fp32
 
 
@@ -66,6 +66,7 @@ STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
 STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
 FOR_TINY = dict(iterations=30, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_every=10)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_every=20)
+NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that an algorithm does not use
 
 
 @dataclass
@@ -121,13 +122,15 @@ class Config:  # where a default is None it depends on --starpo-s or --model
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None: 0 is allowed
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
-        need(self.keep < 1 or not self.starpo_s, "--starpo-s filters: --keep must be below 1")
+        need(self.temperature > 0, "--temperature 0: above 0 only, or nothing is tried out")
+        need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
+        need(self.keep < 1 or not self.starpo_s, "--starpo-s here: also --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
-        need(self.algo in ("ppo", "grpo"), f"--algo {self.algo}: choose ppo or grpo")
+        need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
-        need(self.rollouts > 1 or (self.algo == "ppo" and self.keep == 1),
-             "the filter and GRPO compare the episodes of a group: --rollouts 2 at least")
+        compares = self.algo == "grpo" or self.keep < 1
+        need(self.rollouts > 1 or not compares, "the filter and GRPO compare episodes of a group: --rollouts 2 at least")
 
 
 @dataclass
@@ -337,8 +340,7 @@ class KVCache:
         lower    - - x       6 7 5         and the row's next tokens go to columns 6, 7, ... and replace them"""
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
-        self.rows = self.columns = None  # of this pass: which rows read (b,), and where their q new tokens go (b,q)
-        self.used = 0  # how many columns anyone attends to
+        self.rows = self.columns = self.used = None  # of a pass: who reads (b,), to which columns (b,q), columns in use
 
     def update(self, keys, values, layer, *_):  # new ones (b, heads, q, width) -> all of these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
@@ -485,7 +487,6 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         mean = loss.sum() / total
         mean.backward()
         stats[name] += mean.item()
-
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
@@ -555,7 +556,6 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
-
     def of_chunk(hidden, targets):
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
@@ -601,10 +601,9 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if cfg.eval_every and (over or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
-                append(cfg, "samples.jsonl", samples)
-            over |= bool(STOP)
-            over = watch(row, trajs, learned, models, cfg) or over
-            append(cfg, "log.jsonl", [row])
+                plots.append(cfg.out, "samples.jsonl", samples)
+            over = watch(row, trajs, learned, models, cfg) or over or STOP
+            plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i > 0:
@@ -633,7 +632,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == k]
         learned.append(learn(of_slice, models, cfg, sampling_seed + k * cfg.prompts))  # another seed
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
-    return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
+    columns = plots.log_columns(trajs, returns(trajs, cfg), learned)
+    return row | columns, trajs, learned
 
 
 def check_reading(trajs, models, cfg):
@@ -645,12 +645,6 @@ def check_reading(trajs, models, cfg):
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean().item()
     need(gap * cfg.temperature < (0.05 if CUDA else 1e-4),  # bf16: roughly; a low temperature magnifies rounding
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
-
-
-def append(cfg, name, dicts):  # to a file of the run, a line each
-    with open(Path(cfg.out, name), "a") as file:
-        for x in dicts:
-            file.write(json.dumps(x) + "\n")
 
 
 STOP = []  # signals that came
@@ -665,23 +659,22 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 
 def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two whole episodes
     cfg = replace(cfg, temperature=EVAL_TEMPERATURE)
-    seeds = envs.EVAL_SEEDS[:cfg.eval_prompts] if cfg.play is None else [cfg.play]
+    seeds = envs.EVAL_SEEDS[:cfg.eval_prompts] if cfg.play is None else (cfg.play,)
     trajs = []
     for first in range(0, len(seeds), EVALUATED_AT_ONCE):
         trajs += rollout(models, cfg.env, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
     check_reading(trajs, models, cfg)
     world = envs.title(cfg.env)
     success = sum(traj.success for traj in trajs) / len(trajs)
-    low, high = envs.interval(success, len(trajs))
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
-    random, optimal = envs.mean_yardsticks(cfg.env, horizon, cfg.eval_prompts, cfg.success_rate)[:, -1].tolist()
+    random, optimal = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
     with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
-        tqdm.write(f"iteration {i}: {world} {success:.2f} [{low:.2f}, {high:.2f}]  "
+        tqdm.write(f"iteration {i}: {world} {envs.with_interval(success, len(trajs))}  "
                    f"random {random:.2f}  optimal {optimal:.2f}")
     samples = []
     for traj in trajs[:2]:
         text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"
-        samples.append(dict(iteration=i, env=world, R=traj.R, turns=traj.turns, text=text))
+        samples.append(dict(iteration=i, env=world, turns=traj.turns, text=text))
     return {"eval": {world: success}, "yardsticks": {world: [random, optimal]}}, samples
 
 
@@ -693,7 +686,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more gain nothing, and wait for each other where other programs run
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = ref = None
-    with or_say(f"--model {cfg.model} cannot be loaded: give tiny, a folder, or with network a hub id; or --algo grpo"):
+    with or_say(f"no --model {cfg.model} on --device {cfg.device}: give tiny, a folder, or a hub id; or --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
@@ -706,16 +699,8 @@ def load_models(cfg):
     first = begin(cfg.env, 0, 0, 0, tok, cfg).ids
     longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
-    need(longest <= room, f"episodes take up to {longest} tokens, --model {cfg.model} {room}: lower --max-new-tokens")
+    need(longest <= room, f"episodes take up to {longest} tokens, {cfg.model} {room}: lower --max-new-tokens or turns")
     return Models(policy, critic, ref, make_optimizer(policy, critic, cfg), tok)
-
-
-@contextlib.contextmanager
-def or_say(advice):  # every library raises exceptions of its own: here all become the advice and the reason
-    try:
-        yield
-    except Exception as error:
-        raise UserError(f"{advice} ({error!r:.150})") from error
 
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
@@ -754,7 +739,7 @@ def save(models, cfg):
 
 
 def restore(models, run):  # -> the log when it was saved
-    with or_say(f"{run}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
+    with or_say(f"{run}/checkpoint/trainer.pt: is it whole, and of this --algo and recipe?"):
         state = torch.load(Path(run, "checkpoint", "trainer.pt"), map_location="cpu", weights_only=True, mmap=True)
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
@@ -778,10 +763,14 @@ def parse_config(argv=None):  # -> Config
     if Path(run, "checkpoint").is_dir():  # a run brings its settings, but for what is given
         with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
             settings = dict(json.loads(Path(run, "config.json").read_text()))
-        known = Config.__annotations__.keys() - {"device", "out"} - (STARPO.keys() if "starpo_s" in given else set())
+        known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
     need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
-    return Config(**settings | given)
+    cfg = Config(**settings | given)
+    of_no_use = NOT_FOR[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
+    for name in given.keys() & of_no_use:
+        print(f"note: {name} changes nothing here")
+    return cfg
 
 
 if __name__ == "__main__":
@@ -792,7 +781,7 @@ if __name__ == "__main__":
         else:
             for sample in evaluate(0, load_models(cfg), cfg)[1]:
                 print(sample["text"])
-    except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback
-        sys.exit(f"{error}. If a run had begun, --resume RUN goes on from its last checkpoint")
+    except (OSError, torch.OutOfMemoryError, KeyboardInterrupt) as error:  # bugs keep their traceback
+        sys.exit(f"{error!r:.200} If a run had begun, --resume RUN goes on from its last checkpoint")
     if STOP:
         sys.exit(130)

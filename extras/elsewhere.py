@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import envs
+import plots
 import ragen_mini as rm
 
 NAMES = []  # of the other worlds
@@ -24,7 +25,7 @@ def watch(row, trajs, learned, models, cfg):
         columns, samples = rm.evaluate(row["iteration"], models, rm.replace(cfg, env=name))
         for column in columns:  # "eval" and "yardsticks", each {world: ...}
             row[column] |= columns[column]
-        rm.append(cfg, "samples.jsonl", samples)
+        plots.append(cfg.out, "samples.jsonl", samples)
 
 
 def settings(argv=None):  # -> Config

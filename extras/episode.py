@@ -53,7 +53,7 @@ def first_and_last(samples):  # -> the samples of one level, in the first and in
             by_iteration.setdefault(sample["iteration"], []).append(sample)
     first = by_iteration[min(by_iteration)]
     last = by_iteration[max(by_iteration)]
-    changes = [abs(after["R"] - before["R"]) for before, after in zip(first, last)]
+    changes = [abs(R_of(after) - R_of(before)) for before, after in zip(first, last)]
     level = changes.index(max(changes))
     return first[level], last[level]
 
@@ -65,9 +65,13 @@ def draw(fig, place, height, sample, title):  # turn by turn, downwards; the boa
         ax = fig.add_subplot(grid[row, 0])
         draw_board(ax, turn["state"], colours)
         if row == 0:
-            ax.set_title(f"{title}: return {sample['R']:g}", loc="left", **BOLD)
+            ax.set_title(f"{title}: return {R_of(sample):g}", loc="left", **BOLD)
         write(fig.add_subplot(grid[row, 1]), turn)
     draw_board(fig.add_subplot(grid[row + 1, 0]), last_state(sample), colours)
+
+
+def R_of(sample):
+    return sum(turn["reward"] for turn in sample["turns"])
 
 
 def last_state(sample):  # what the text ends with, before its return

@@ -105,7 +105,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),
         ("success is a return above 0 in an evaluation", "sum(traj.success for", "sum(traj.R > 0 for"),
-        ("interval of another number of episodes", "envs.interval(success, len(trajs))", "envs.interval(success, 128)"),
+        ("interval of another number of episodes", "envs.with_interval(success, len(trajs))", "envs.with_interval(success, 128)"),
         ("yardsticks of a horizon that turns forbid", "min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)",
          "cfg.max_actions"),
     ],

@@ -48,6 +48,9 @@ from envs import UserError, need
 from plots import Run
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
+plots.LOOKS |= {  # of variants.py and extras/thoughts.py
+    "mutual_information": "I(prompt; thought)",  # 0: thoughts ignore what was read
+    "true_claims": "share of true claims"}
 COLUMNS = {*plots.LOOKS, "iteration", "eval", "updates", "clip_fraction", "value_loss",
            "seconds_rollout", "seconds_update"} - {"seconds"}  # these are packed; Run makes the others anew
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # iterations without updates have none
@@ -347,7 +350,7 @@ def draw_seeds(ax, metric, runs, label, number):
     style = DASHES[number % len(DASHES)]
     if metric.startswith("eval "):
         style += "o"  # a dot for each evaluation
-    elif metric not in (*plots.AS_MEASURED, "survival"):
+    elif metric not in (*plots.AS_MEASURED, "mutual_information", "survival"):
         y = plots.moving_average(y.T).T
         how = f"smoothed, {how}"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
@@ -491,9 +494,8 @@ def results(name, args):  # -> Markdown; one line a world, success after trainin
             runs = runs_of(world, method, args)
             first = ledger.curve(runs[0], metric)[0]
             end = np.mean([ledger.end(run, metric) for run in runs])
-            low, high = envs.interval(end, runs[0].config["eval_prompts"])
             random, optimal = plots.yardsticks_of(runs[0], metric)
-            after = f"{end:.2f} [{low:.2f}, {high:.2f}]"
+            after = envs.with_interval(end, runs[0].config["eval_prompts"])
             lines.append(f"- {world.split(',')[0]} ({method}): {first:.2f} -> {after}; random {random:.2f}, "
                          f"optimal {optimal:.2f}")
     return "\n".join(lines)

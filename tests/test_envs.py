@@ -222,7 +222,7 @@ def test_evaluation_levels_are_never_training_levels(name, count):
 def test_random_yardstick_is_what_a_random_player_gets(name, rate):
     env, rng, budget, n = envs.make(name, rate), np.random.default_rng(0), 10, 8
     levels, wins = envs.EVAL_SEEDS[:64], 0
-    expected = envs.mean_yardsticks(name, budget, len(levels), rate)[0, budget]
+    expected = envs.mean_yardsticks(name, budget, levels, rate)[0, budget]
     for seed, episode in itertools.product(levels, range(n)):
         env.reset(seed, {"episode": episode})
         for _ in range(budget):
@@ -239,9 +239,9 @@ def test_optimal_yardstick_is_what_solve_says():
     for seed in envs.EVAL_SEEDS[:64]:
         env.reset(seed)
         lengths.append(len(solve(env)))
-    best = envs.mean_yardsticks("sokoban", 10, 64)[1]
+    best = envs.mean_yardsticks("sokoban", 10, range(64))[1]
     assert best == pytest.approx([np.mean([n <= h for n in lengths]) for h in range(11)])
-    assert envs.mean_yardsticks("frozenlake", 10, 64, 1.0)[1, 10] == 1.0
+    assert envs.mean_yardsticks("frozenlake", 10, range(64), 1.0)[1, 10] == 1.0
 
 
 def test_optimal_yardstick_by_playing_it():
@@ -326,10 +326,10 @@ class Coin(envs.Env):
 def test_a_world_by_its_class_or_its_file():
     guess = f"{ROOT}/tests/my_world.py:Guess"
     assert type(envs.make(Coin)) is Coin and envs.title(Coin) == "Coin"
-    assert envs.mean_yardsticks(Coin, 1, 8)[:, 1] == pytest.approx([0.3, 0.3])
+    assert envs.mean_yardsticks(Coin, 1, range(8))[:, 1] == pytest.approx([0.3, 0.3])
     assert type(envs.make(guess)) is type(envs.make(guess)), "the file is run once"
     assert envs.title(guess) == "Guess" and envs.title("sokoban") == "sokoban"
-    assert envs.mean_yardsticks(guess, 1, 8)[:, 1] == pytest.approx([1 / 3, 1])
+    assert envs.mean_yardsticks(guess, 1, range(8))[:, 1] == pytest.approx([1 / 3, 1])
     lake = envs.make(envs.FrozenLake, 0.8)
     assert type(lake) is envs.FrozenLake and lake.success_rate == 0.8
 

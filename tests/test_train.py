@@ -172,7 +172,7 @@ def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, mo
     rows = run(tmp_path / "run", *"--env bandit --algo grpo --iterations 1".split(), model=folder, rollout=scripted,
                learn=lambda *_: ({}, []))
     assert rows[0]["eval"] == rows[1]["eval"] == {"bandit": 0.0}, "episode 0 pulls the sure arm"
-    assert rows[1]["valid"] == 1 and rows[1]["success"] == 0.5 and (rows[1]["updates"], rows[1]["kept"]) == (0, 0)
+    assert rows[1]["valid"] == 1 and rows[1]["success"] == 0.5 and rows[1]["updates"] == 0
 
 
 @pytest.mark.parametrize("spoilt", ["dropout", "scaled logits"])
@@ -261,15 +261,26 @@ def test_a_run_brings_its_settings(bandit):
     assert cfg.out == "" and Path(cfg.model) == bandit[0] / "checkpoint"
 
 
-def test_starpo_s_beside_a_run_changes_its_three_values(bandit):
-    s = rm.parse_config(["--model", str(bandit[0]), "--starpo-s"])
-    assert (s.keep, s.kl_coef, s.clip_high) == (0.25, 0.0, 0.28), "what its run had for these is forgotten"
+def test_starpo_s_beside_a_run_wants_its_three_values(bandit):
+    """Which are the run's otherwise."""
+    with pytest.raises(rm.UserError, match="--keep 0.25 --kl-coef 0 --clip-high 0.28"):
+        rm.parse_config(["--model", str(bandit[0]), "--starpo-s"])
+
+
+@pytest.mark.parametrize("flags, of_no_use", [
+    ("--algo grpo --gamma 0.9", ["gamma"]), ("--adv-norm mean", ["adv_norm"]), ("--algo grpo --adv-norm mean", []),
+    ("--env sokoban --success-rate 0.5", ["success_rate"]), ("--success-rate 0.5 --lam 0.9", []),
+    ("--env bandit --algo grpo --lam 1 --critic-lr 1", ["critic_lr", "lam"])])
+def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
+    rm.parse_config(["--device", "cpu", *flags.split()])
+    told = capsys.readouterr().out.splitlines()
+    assert sorted(told) == [f"note: {name} changes nothing here" for name in of_no_use]
 
 
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1.0)):
-        with pytest.raises(rm.UserError, match="--starpo-s filters"):
+        with pytest.raises(rm.UserError, match="--starpo-s here: also --keep"):
             make()
 
 
@@ -285,7 +296,8 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--success-rate 1.5", "0 to 1"),
+    ("--env chess", "frozenlake"), ("--success-rate 1.5", "at most 1"), ("--gamma 2", "at most 1"), ("--keep 7", "at most 1"),
+    ("--temperature 0", "above 0"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),

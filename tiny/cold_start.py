@@ -196,8 +196,7 @@ def report(title, model, tok):
         for cfg.temperature in (1e-4, rm.EVAL_TEMPERATURE):
             trajs = rm.rollout(players, name, envs.EVAL_SEEDS, 1, cfg, 0)
             success = np.mean([traj.success for traj in trajs])
-            low, high = envs.interval(success, len(trajs))
-            line += f"  at temperature {cfg.temperature:g}: {success:.2f} [{low:.2f}, {high:.2f}]"
+            line += f"  at temperature {cfg.temperature:g}: {envs.with_interval(success, len(trajs))}"
         print(f"{line}  random {random:.2f}  optimal {optimal:.2f}", flush=True)
 
 
