@@ -122,6 +122,40 @@ def lora(cfg):
     return rm.train(cfg, models)
 
 
+def read_once(cfg):
+    """What all episodes of a pass begin with is read once in the update, too: pays where messages are long.
+    The same gradients, to rounding. A pass holds more episodes, whose answers alone take memory."""
+    rm.MICRO_TOKENS = 8192
+    models = rm.load_models(cfg)
+    for network in (models.policy, models.critic, models.ref):
+        if network:
+            share_beginning(network)
+    return rm.train(cfg, models)
+
+
+def share_beginning(network):
+    """Its decoder reads (b,T) as 1 row of what all b rows have in common, and then b rows of the rest, which attend to
+    the keys and values of the first. Gradients flow through those, and add up there."""
+    decoder = network.get_decoder()
+    plain = decoder.forward
+
+    def forward(input_ids, past_key_values=None, **options):
+        if past_key_values is not None:  # the rollout has a cache of its own
+            return plain(input_ids=input_ids, past_key_values=past_key_values, **options)
+        b, T = input_ids.shape
+        common = (input_ids == input_ids[0]).all(0).long().cumprod(0)  # 1 up to the first difference, then 0
+        shared = min(int(common.sum()), T - 1)
+        cache = transformers.DynamicCache()
+        options["use_cache"] = True
+        first = plain(input_ids=input_ids[:1, :shared], past_key_values=cache, **options)
+        cache.batch_repeat_interleave(b)
+        output = plain(input_ids=input_ids[:, shared:], past_key_values=cache, **options)
+        beginning = first.last_hidden_state.expand(b, -1, -1)
+        output.last_hidden_state = torch.cat((beginning, output.last_hidden_state), 1)
+        return output
+    decoder.forward = forward
+
+
 def own_model(cfg):
     """A model that exists as an object only (here a random one, which says nothing valid).
     It is saved once, so that critic and reference can be made of it, too."""
@@ -138,7 +172,7 @@ def own_model(cfg):
     return rm.train(rm.replace(cfg, model=folder))
 
 
-ALL = (rloo, discount_per_turn, early_turns_count_more, short_answers, said, sgd, muon, lora, own_model)
+ALL = (rloo, discount_per_turn, early_turns_count_more, short_answers, said, sgd, muon, lora, read_once, own_model)
 RECIPES = {recipe.__name__: recipe for recipe in ALL}
 
 if __name__ == "__main__":

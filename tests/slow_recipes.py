@@ -23,6 +23,11 @@ def cfg(tmp_path):
     return lambda *flags: rm.parse_config([*SMALL, "--out", str(tmp_path / "run"), *map(str, flags)])
 
 
+@pytest.fixture(autouse=True)
+def _micro_tokens(monkeypatch):  # read_once changes it
+    monkeypatch.setattr(rm, "MICRO_TOKENS", rm.MICRO_TOKENS)
+
+
 def trained(rows):
     assert [row["iteration"] for row in rows] == [0, 1, 2] and all(row["updates"] > 0 for row in rows[1:])
     return untimed(rows)
@@ -146,3 +151,55 @@ def test_the_command_line(cfg, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(UserError, match="rloo  .*leave-one-out"):
             runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("env", ["bandit", "frozenlake", "sokoban"])
+@pytest.mark.parametrize("rows", [range(0, 16, 2), range(8), [3], [5, 5]])
+def test_read_once_has_the_gradients_of_today(env, rows, cfg, monkeypatch):
+    """In policy and critic, the penalty of the reference included; groups whole or spread over updates; where only one row
+    is left, or rows are alike to the end."""
+    def of(wrapped):
+        c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1)
+        models = rm.load_models(c)
+        trajs = rm.rollout(models, env, [300, 301], 8, c, 0)
+        with torch.no_grad():
+            models.ref.get_output_embeddings().weight += 0.1  # or its penalty were 0
+        if wrapped:
+            monkeypatch.setattr(rm, "MICRO_TOKENS", 8192)
+            for network in (models.policy, models.critic, models.ref):
+                recipes.share_beginning(network)
+        batch = rm.compute_advantages(trajs, rm.returns(trajs, c), models, c)
+        stats = rm.add_gradients(batch, list(rows), models, c)
+        weights = [weight for network in (models.policy, models.critic) for weight in network.parameters()]
+        return batch, stats, [weight.grad for weight in weights if weight.grad is not None]
+    (batch, stats, gradients), (today, today_stats, truth) = of(True), of(False)
+    assert equal_to(batch["kl"], today["kl"]) and equal_to(batch["value"], today["value"]) and batch["kl"].abs().max() > 0
+    assert stats == pytest.approx(today_stats, abs=1e-5) and len(gradients) == len(truth)
+    for gradient, true in zip(gradients, truth):
+        assert (gradient - true).abs().max() <= 1e-5 * max(1, true.abs().max())
+
+
+def equal_to(one, other):
+    return torch.allclose(one, other, atol=1e-5)
+
+
+def test_read_once_reads_less(cfg, monkeypatch):
+    """The decoder sees the common beginning in one row."""
+    c = cfg("--env", "bandit", "--algo", "grpo", "--kl-coef", 0)
+    models = rm.load_models(c)
+    trajs = rm.rollout(models, "bandit", [300, 301], 8, c, 0)
+    read = []
+    decoder = models.policy.get_decoder()
+    plain = decoder.forward
+
+    def spy(input_ids, **options):
+        read.append(tuple(input_ids.shape))
+        return plain(input_ids=input_ids, **options)
+    decoder.forward = spy
+    recipes.share_beginning(models.policy)
+    monkeypatch.setattr(rm, "MICRO_TOKENS", 8192)
+    batch = rm.collate(trajs, "cpu")
+    rm.on_grid(lambda part: rm.token_logps(models.policy, part, c)[0], batch)
+    (one, shared), (b, rest) = read
+    assert (one, b) == (1, 16) and shared + rest <= batch["inputs"].shape[1]
+    assert shared > 5 and all(traj.ids[:shared] == trajs[0].ids[:shared] for traj in trajs)
