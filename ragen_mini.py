@@ -686,7 +686,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more gain nothing, and wait for each other where other programs run
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = ref = None
-    with or_say(f"no --model {cfg.model} on {cfg.device}: give tiny, a folder or a hub id; a critic fails? --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: try tiny, a folder, a hub id; or --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
