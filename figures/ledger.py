@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
-import anatomy
 import plots
+import warnings_of_loss
 
 
 # ------------------------------------------------------------------------------------------ measures of one run
@@ -55,15 +55,6 @@ def held(run, metric):
     return 1.0 if lost_at is None else lost_at / run.config["iterations"]
 
 
-def warned(run, metric):
-    """Did this signal leave its earlier range at least three iterations before success was lost? nan: it was not lost, or
-    its peak was so early that there is no earlier range."""
-    peak_at, lost_at, signals = anatomy.anatomy(run, [metric])
-    if lost_at is None or peak_at < anatomy.MIN_HISTORY:
-        return math.nan
-    return float(any(signal.left_at is not None and lost_at - signal.left_at >= 3 for signal in signals))
-
-
 def lost(run, metric):
     _, lost_at = plots.peak_and_collapse(run)
     return float(lost_at is not None)
@@ -89,7 +80,7 @@ def trapped(run, metric):
     for_long = forward_means(lost_half, plots.COLLAPSED_FOR).max() > 0.99  # all of them
     silent = lowest(run, "valid", since) < 0.1
     alike = lowest(run, "reward_std", since) < 0.05 * run.rows[1]["reward_std"]
-    spike = largest_jump(run, since) >= anatomy.SPIKE
+    spike = largest_jump(run, since) >= warnings_of_loss.SPIKE
     return float(gain >= 0.3 and for_long and (silent or alike) and spike)
 
 
@@ -111,9 +102,9 @@ def largest_jump(run, since):
     iterations, longest = run.series("grad_norm_max")
     _, means = run.series("grad_norm")
     jumps = [0.0]
-    for i in range(anatomy.HISTORY, len(longest)):
+    for i in range(warnings_of_loss.HISTORY, len(longest)):
         if iterations[i] >= since:
-            usual = np.median(means[i - anatomy.HISTORY:i])
+            usual = np.median(means[i - warnings_of_loss.HISTORY:i])
             jumps.append(longest[i] / usual)
     return max(jumps)
 
@@ -125,7 +116,6 @@ MEASURES = {
     "fall": fall,
     "above random": above_random,
     "held": held,
-    "warned": warned,
     "lost": lost,
     "trapped": trapped}
 
@@ -244,11 +234,11 @@ def judge(claim, samples):  # -> the answer that the seeds speak for, and its p 
     the truth, so that asking for more than one costs nothing."""
     bound, margin = claim["bound"], claim.get("margin", 0)
     mean = mean_of(samples)
-    answer = "holds" if mean > bound else "contradicted"
+    answer = "holds" if mean > bound else "opposite here"
     if claim["kind"] == "often":
         return answer, p_often(bound, samples[0])
     if claim["kind"] == "same" and abs(mean) >= bound:
-        return "contradicted", p_value(math.copysign(bound, mean), samples)
+        return "a difference", p_value(math.copysign(bound, mean), samples)
     if claim["kind"] == "same":
         return f"no difference within {bound:g}", p_within(bound, samples)
     p, p_alike = p_value(bound, samples), p_within(margin, samples)

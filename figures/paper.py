@@ -40,10 +40,10 @@ ROOT = FIGURES.parent
 RUNS = ROOT / "runs" / "figures"
 sys.path.insert(0, str(ROOT))
 
-import anatomy as of_signals
 import envs
 import ledger
 import plots
+import warnings_of_loss
 from envs import UserError, need
 from plots import Run
 
@@ -88,7 +88,7 @@ def seeds_of(world, method):
 
 def pairs_of(name):  # -> the (world, method) of a figure or table, or of all claims
     pairs = []
-    if name == "claims":
+    if name in ("claims", "summary"):
         for claim in PAPER["claims"]:
             for world in claim["worlds"]:
                 pairs += [(world, method) for method in claim["methods"]]
@@ -408,28 +408,80 @@ def with_survival(run):  # -> Run with that column
     return Run(run.config, new)
 
 
-def anatomy(name, args):  # -> Markdown of the picture of a run that shows the trap's whole course
+def collapse(name, args):  # -> Markdown of the picture of one run: some signals, above the same iterations
     (world, _, methods), = PAPER["figures"][name]["panels"]
     method, = PAPER["sets"][methods]
     runs = runs_of(world, method, args)
-    trapped = [seed for seed, run in enumerate(runs) if ledger.trapped(run, None)]
-    need(trapped, f"no run of {world}, {method} shows the whole course")
+    lost = [seed for seed, run in enumerate(runs) if ledger.trapped(run, None)]
+    need(lost, f"no run of {world}, {method} shows the whole course")
     seed = PAPER["figures"][name]["seed"]
-    if seed not in trapped:  # with another model
-        seed = trapped[0]
+    if seed not in lost:  # with another model
+        seed = lost[0]
     args.folder.mkdir(parents=True, exist_ok=True)
-    out = args.folder / f"{name}.png"
     title = PAPER["figures"][name]["title"]
-    metrics = PAPER["figures"][name].get("signals", (in_full(world, "eval"), *of_signals.ANATOMY))
-    peak_at, collapsed_at, signals = of_signals.anatomy(runs[seed], metrics)
-    heading = f"{world}: peak at {peak_at}, collapse at {collapsed_at} (grey)"
-    heading += "\ngreen: healthy range; red: left it, or jumped"
-    if "signals" in PAPER["figures"][name]:  # these only, and no marks
-        heading = title
-        signals = [of_signals.Signal(signal.metric, signal.x, signal.y) for signal in signals]
-    of_signals.draw_signals(heading, signals, collapsed_at, out)
-    title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
+    draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png")
+    title += f" (seed {seed}; the whole course in {len(lost)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
+
+
+@matplotlib.style.context(plots.STYLE)
+def draw_signals(title, run, metrics, out):
+    _, lost_at = plots.peak_and_collapse(run)
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(metrics) + 1), layout="constrained")
+    axes = fig.subplots(len(metrics), 1, sharex=True)
+    for ax, metric in zip(axes, metrics):
+        x, y = run.series(metric)
+        ax.plot(x, y, color="C0", lw=1)
+        ax.set_title(plots.LOOKS[metric], loc="left")
+        if metric in plots.LOG_AXIS:
+            ax.set_yscale("symlog", linthresh=1e-4)
+        ax.axvspan(lost_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
+    axes[-1].set_xlabel("iteration")
+    fig.suptitle(title)
+    fig.savefig(out, dpi=90)
+
+
+def losses(name, args):  # -> Markdown of the picture: which share of the runs is not lost yet, by number of updates
+    runs = {}
+    for world, _, methods in PAPER["figures"][name]["panels"]:
+        for method in PAPER["sets"][methods]:
+            runs[method] = runs_of(world, method, args)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    title = PAPER["figures"][name]["title"]
+    draw_losses(title, runs, args.folder / f"{name}.png")
+    return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
+
+
+@matplotlib.style.context(plots.STYLE)
+def draw_losses(title, runs, out):  # runs: {method: list of Run}
+    fig = matplotlib.figure.Figure(figsize=(8, 4), layout="constrained")
+    ax = fig.add_subplot()
+    for number, (method, of_method) in enumerate(runs.items()):
+        lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
+        lost_after = lost_after[np.isfinite(lost_after)]
+        n = len(of_method)
+        x = [0, *lost_after, 6400]
+        y = [1, *(1 - np.arange(1, len(lost_after) + 1) / n), 1 - len(lost_after) / n]
+        ax.step(x, y, DASHES[number % len(DASHES)], where="post", color=f"C{number}", lw=2, label=f"{method}, {n} runs")
+    ax.set_xlabel("updates so far (of 6,400)")
+    ax.set_ylabel("share of the runs that is not lost")
+    ax.set_ylim(0, 1.03)
+    fig.suptitle(title)
+    fig.legend(loc="outside lower center", ncols=3)
+    fig.savefig(out, dpi=90)
+
+
+def warnings(name, args):  # -> Markdown; a row a signal
+    page = [PAPER["figures"][name]["title"]]
+    head = ["", "alarms in 100 iterations", "lost soon after one", "after none", "difference, 95% (by run)"]
+    for world, _, methods in PAPER["figures"][name]["panels"]:
+        runs = []
+        for method in PAPER["sets"][methods]:
+            runs += runs_of(world, method, args)
+        k = sum(ledger.lost(run, None) for run in runs)
+        rows = [warnings_of_loss.row_of(runs, metric) for metric in warnings_of_loss.SIGNALS]
+        page.append(markdown([f"{methods}: {k:.0f} of {len(runs)} lost", *head[1:]], rows))
+    return "\n\n".join(page) + caption(name)
 
 
 def caption(name):
@@ -517,38 +569,53 @@ def measured(claim, args):  # -> for each of the claim's methods its values by s
     return samples
 
 
-def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
-    asked, values, missing = [], [], []
+def judged_claims(args):  # -> of each claim that has its runs: (claim, samples, p after Holm, verdict)
+    asked, values = [], []
     for claim in PAPER["claims"]:
         try:
             values.append(measured(claim, args))
             asked.append(claim)
         except UserError:
-            missing.append(claim["says"])
+            print(f"without runs yet: {claim['says']}", file=sys.stderr)
     need(asked, "no claim has its runs: add --run")
     judged = [ledger.judge(claim, samples) for claim, samples in zip(asked, values)]
     looks = [claim.get("looks", PAPER["looks"]) for claim in asked]
     corrected = ledger.holm([p for _, p in judged], looks)
-    lines = []
+    found = []
     for claim, samples, (answer, _), p in zip(asked, values, judged, corrected):
-        low, high = ledger.interval_of(claim["kind"], samples)
+        found.append((claim, samples, p, ledger.verdict(claim, answer, p, samples)))
+    return found
+
+
+def in_numbers(claim, samples):  # -> seeds; mean or difference of means [95% interval]
+    low, high = ledger.interval_of(claim["kind"], samples)
+    seeds = ", ".join(str(len(values)) for values in samples)
+    return seeds, f"{ledger.mean_of(samples):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
+    lines = []
+    for claim, samples, p, verdict in judged_claims(args):
         compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
         bound = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
         measure = f"{claim['measure']} {claim.get('metric', '')}".strip()
         question = f"{measure}: {compared} {bound.format(claim['bound'])}"
-        seeds = ", ".join(str(len(values_of_one)) for values_of_one in samples)
-        value = f"{ledger.mean_of(samples):.2f} [{low:.2f}, {high:.2f}]"
-        verdict = ledger.verdict(claim, answer, p, samples)
-        lines.append([claim["source"], claim["says"], question, seeds, value, f"{p:.3f}", verdict])
-    page = markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
-    if missing:
-        page += f"\n\nWithout runs yet: {'; '.join(missing)}."
-    return page
+        lines.append([claim["source"], claim["says"], question, *in_numbers(claim, samples), f"{p:.3f}", verdict])
+    return markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
+
+
+def summary(name, args):  # -> Markdown: the same, short
+    lines = []
+    for claim, samples, _, verdict in judged_claims(args):
+        seeds, value = in_numbers(claim, samples)
+        drawn = re.sub(r"[. ]", "", claim["source"].lower())  # "Fig. 7" -> "fig7"
+        lines.append([claim["source"], claim["says"], verdict.split(":")[0], value, seeds, claim.get("figure", drawn)])
+    return markdown(["paper", "claim", "here", "mean [95%]", "seeds", "paper.py"], lines)
 
 
 # ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig-anatomy": anatomy, "fig-collapse": anatomy, "fig": figure, "table": table, "results": results,
-         "starts": starts, "updates": updates, "claims": claims}
+KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig": figure, "table": table, "results": results,
+         "starts": starts, "updates": updates, "warnings": warnings, "claims": claims, "summary": summary}
 
 
 def show(name, args):  # -> Markdown
@@ -559,7 +626,7 @@ def show(name, args):  # -> Markdown
 def parse(argv=None):
     parser = argparse.ArgumentParser("paper.py", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*PAPER["figures"], "claims", "all"])
+    parser.add_argument("what", choices=[*PAPER["figures"], "claims", "summary", *PAPER["pages"], "all"])
     parser.add_argument("--run", action="store_true", help="train first what is missing")
     parser.add_argument("--seeds", type=int, help="seeds of every run, from 0 on (else those of paper.json)")
     parser.add_argument("--iterations", type=int, default=0, help="instead of those of paper.json")
@@ -580,9 +647,9 @@ def run(args):
     name = Path(args.model).name
     args.folder = FIGURES / name
     args.runs = RUNS / name
-    names = [args.what]
+    names = PAPER["pages"].get(args.what, [args.what])
     if args.what == "all":
-        names = [*PAPER["figures"], "claims"]
+        names = sum(PAPER["pages"].values(), [])
     for name in names:
         if args.run:
             run_missing(name, args)
@@ -591,7 +658,7 @@ def run(args):
         except UserError:
             if args.what != "all":
                 raise
-            page = f"*{PAPER['figures'][name]['title']}: not all of its runs have been made yet.*"
+            page = f"*{name}: not all of its runs have been made yet.*"
         print(page, end="\n\n", flush=True)
 
 

@@ -382,7 +382,7 @@ def test_a_run_that_never_learnt_can_be_seen(user, random_folder, drawn):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("columns", [{}, {"grad_norm": 0.0, "reward_std": 0.0}, {"mutual_information": None}])
-def test_a_log_with_little_in_it_has_an_anatomy(columns, runs, user, drawn):
+def test_a_log_with_little_in_it_is_drawn(columns, runs, user, drawn):
     shutil.copytree(runs / "bandit", "run")
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
     Path("run/log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))  # without a last end of line

@@ -1,4 +1,5 @@
 """The statistics behind figures/CLAIMS.md, against numbers of SciPy and of textbooks; and every row of the ledger."""
+import itertools
 import math
 import sys
 
@@ -9,10 +10,10 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "figures"))
 
-import anatomy
 import ledger
 import paper
 import plots
+import warnings_of_loss
 
 
 # -------------------------------------------------------------------------------------- statistics
@@ -67,12 +68,12 @@ def test_holm_by_hand():
 
 @pytest.mark.parametrize("kind, d, bound, verdict", [
     ("more", [0.5, 0.6, 0.4, 0.5], 0.0, "holds"),
-    ("more", [-0.5, -0.6, -0.4, -0.5], 0.0, "contradicted"),
+    ("more", [-0.5, -0.6, -0.4, -0.5], 0.0, "opposite here"),
     ("more", [0.5, -0.4, 0.1, 0.3], 0.0, "open: would need about"),
     ("same", [0.01, -0.01, 0.0, 0.005], 0.05, "no difference within 0.05"),
-    ("same", [0.5, 0.51, 0.49, 0.5], 0.05, "contradicted"),
+    ("same", [0.5, 0.51, 0.49, 0.5], 0.05, "a difference"),
     ("same", [0.1, -0.1, 0.0, 0.05], 0.05, "open"),
-    ("often", [1] * 10, 0.5, "holds"), ("often", [0] * 10, 0.5, "contradicted"), ("often", [0, 1] * 5, 0.5, "open")])
+    ("often", [1] * 10, 0.5, "holds"), ("often", [0] * 10, 0.5, "opposite here"), ("often", [0, 1] * 5, 0.5, "open")])
 def test_verdicts(kind, d, bound, verdict):
     d = np.array(d, float)
     claim = {"kind": kind, "bound": bound}
@@ -81,7 +82,7 @@ def test_verdicts(kind, d, bound, verdict):
 
 
 @pytest.mark.parametrize("center, verdict", [
-    (0.0, "no difference within 0.05"), (0.3, "holds"), (-0.3, "contradicted"), (0.06, "holds"), (0.049, "holds"),
+    (0.0, "no difference within 0.05"), (0.3, "holds"), (-0.3, "opposite here"), (0.06, "holds"), (0.049, "holds"),
     (0.004, "no difference within 0.05")])
 def test_a_margin_gives_a_third_answer(center, verdict):
     claim = {"kind": "more", "bound": 0, "margin": 0.05}
@@ -93,7 +94,7 @@ def test_no_answer_is_wrong_more_often_than_it_may():
     """Two methods that do not differ, or differ by just the margin: a wrong answer comes in about 5% of 100 trials."""
     claim = {"kind": "more", "bound": 0, "margin": 0.05}
     rng = np.random.default_rng(0)
-    wrong_answers = {0.0: ("holds", "contradicted"), 0.05: ("contradicted", "no")}
+    wrong_answers = {0.0: ("holds", "opposite here"), 0.05: ("opposite here", "no")}
     for truth, wrong in wrong_answers.items():
         said = 0
         for _ in range(100):
@@ -166,18 +167,19 @@ def test_losses_are_counted_by_updates():
     assert ledger.lost_by_updates([lost, healthy], (1740, 1741, 3001)) == ["30", "0 of 2 [0.00, 0.84]", f"1 of 2 [{low:.2f}, {high:.2f}]", "-"]
 
 
-@pytest.mark.parametrize("moves_at, warned", [(50, 1), (57, 1), (58, 0), (65, 0)])
-def test_a_warning_comes_three_iterations_before_the_loss(moves_at, warned):
-    fallen = collapsing(lost_at=60)
-    for row in fallen.rows[moves_at:]:
+def test_alarms_look_back_and_are_the_same_for_lost_and_for_healthy_runs():
+    """Entropy leaves its range at iteration 54, a gradient is ten times the median at 58."""
+    fallen, healthy = collapsing(lost_at=60), collapsing(lost_at=101, spike=1.0)
+    for row in fallen.rows[54:]:
         row["entropy"] = 0.1
-    _, lost_at, signals = anatomy.anatomy(fallen)
-    left = {signal.metric: (signal.left_at, signal.how) for signal in signals}
-    assert lost_at == 60 and left["entropy"] == ((moves_at, "outside") if moves_at < 60 else (None, ""))
-    assert left["grad_norm_max"] == (58, "spike")
-    assert ledger.warned(fallen, "entropy") == warned
-    assert ledger.warned(fallen, "reward_std") == 0, "it did not move"
-    assert math.isnan(ledger.warned(collapsing(lost_at=101), "entropy")), "nothing to warn of"
+    entropy = warnings_of_loss.alarms(fallen, "entropy")
+    assert min(entropy) == 21 and [i for i, alarm in entropy.items() if alarm] == [54], "later it is within its last range"
+    assert [i for i, alarm in warnings_of_loss.alarms(fallen, "grad_norm_max").items() if alarm] == [58]
+    counted = warnings_of_loss.cases(fallen, "entropy")
+    assert len(counted) == 59 - 20 and counted[:, 1].sum() == 10, "the ten iterations before the loss"
+    assert len(warnings_of_loss.cases(healthy, "entropy")) == 90 - 20
+    both = np.concatenate([counted, warnings_of_loss.cases(healthy, "entropy")])
+    assert warnings_of_loss.chances(both) == [1.0, pytest.approx(9 / 108)]
 
 
 def test_simple_measures():
@@ -194,11 +196,6 @@ def invented(measure, metric, value):
         return collapsing() if value > 0.5 else collapsing(lost_at=101)
     if measure == "held":
         return collapsing(lost_at=min(101, 2 + round(value * 100)), n=100)
-    if measure == "warned":
-        fallen = collapsing(lost_at=70, n=120, spike=1.0)
-        for row in fallen.rows[60 if value > 0.5 else 80:]:
-            row[metric] = 1000.0
-        return fallen
     y = [value] * 8
     if measure == "early gain":
         y = [0.0] + [value] * 7
@@ -224,13 +221,13 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
     scale = 0.3
     level = 0.0 if len(claim["methods"]) == 1 else 0.45
     wobble = np.array([0.1, -0.1, 0.05, -0.05, 0.1, -0.1, 0.05, -0.05])
-    wanted = {"holds": bound + scale * (1 + wobble), "contradicted": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
+    wanted = {"holds": bound + scale * (1 + wobble), "opposite here": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
     if "margin" in claim:
         wanted["no difference"] = claim["margin"] / 5 * wobble
     if kind == "same":
-        wanted = {"no difference": bound / 10 * wobble, "contradicted": bound + scale * (1 + wobble), "open": scale * wobble * 5}
+        wanted = {"no difference": bound / 10 * wobble, "a difference": bound + scale * (1 + wobble), "open": scale * wobble * 5}
     if kind == "often":
-        wanted = {"holds": np.ones(8), "contradicted": np.zeros(8), "open": np.arange(8) % 2}
+        wanted = {"holds": np.ones(8), "opposite here": np.zeros(8), "open": np.arange(8) % 2}
     for verdict, d in wanted.items():
         def runs_of(world, method, args, d=d):
             values = np.full(8, level)
@@ -257,3 +254,50 @@ def test_what_the_page_says_of_adams_memory():
         return math.comb(10, k) * math.comb(13, 12 - k) / math.comb(23, 12)
     p = sum(chance(k) for k in range(11) if chance(k) <= chance(1) * (1 + 1e-9))
     assert f"Fisher gives p {p:.4f}" in (ROOT / "figures/CLAIMS.md").read_text()
+
+
+def test_what_the_page_says_of_single_runs():
+    args = paper.parse(["claims"])
+    args.folder = ROOT / "figures/tiny"
+    page = (ROOT / "figures/CLAIMS.md").read_text()
+    never, back = [], []
+    for method in ("PPO", "no KL", "clip-higher", "StarPO-S", "GRPO", "random quarter"):
+        for seed, found in enumerate(paper.runs_of("trap", method, args)):
+            peak_at, lost_at = plots.peak_and_collapse(found)
+            iterations, success = found.series("success")
+            if lost_at is not None and success[:lost_at - 1].max() < 0.6:
+                never.append((method, seed))
+            later = ledger.forward_means(success[iterations >= (lost_at or 9999)] > 0.5, 10) if lost_at else np.zeros(1)
+            if later.max() > 0.99:
+                back.append((method, seed))
+    assert never == [("PPO", 10), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0), ("random quarter", 1)]
+    assert "PPO's seed 10; GRPO's 1 and 4; the random quarter's 0 and 1" in page
+    assert back == [("no KL", 2), ("StarPO-S", 7)] and "StarPO-S's seed 7 and *no KL*'s 2 came back" in page
+
+    six, one = (np.array([ledger.end(found, "eval sokoban") for found in paper.runs_of("sokoban", method, args)])
+                for method in ("6 actions", "1 action"))
+    low, high = ledger.interval([six, one])
+    assert f"{six.mean() - one.mean():.2f} [{low:.2f}, {high:.2f}]" in page
+    lengths = [ledger.end(found, "think_length") for found in paper.runs_of("gentle lake", "truth rewarded", args)]
+    assert sum(length >= 18 for length in lengths) == 5 and "in five of 25 seeds" in page
+
+    filtered, ppo = ([ledger.held(found, None) for found in paper.runs_of("trap", method, args)] for method in ("keep 25%", "PPO"))
+    values = np.array(filtered + ppo)
+    seen = np.mean(filtered) - np.mean(ppo)
+    as_extreme = []
+    for some in itertools.combinations(range(len(values)), len(filtered)):
+        mean = values[list(some)].mean()
+        rest = (values.sum() - mean * len(some)) / (len(values) - len(some))
+        as_extreme.append(abs(mean - rest) >= abs(seen) - 1e-12)
+    assert f"p {np.mean(as_extreme):.3f}" in page
+
+
+def test_what_the_page_says_of_warnings():
+    args = paper.parse(["claims"])
+    args.folder = ROOT / "figures/tiny"
+    runs = paper.runs_of("trap", "PPO", args)
+    page = (ROOT / "figures/CLAIMS.md").read_text()
+    _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
+    assert f"with probability {after}, otherwise {otherwise};" in page
+    _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "reward_std")
+    assert f"in-group std warns of nothing ({after} and {otherwise};" in page
