@@ -1,7 +1,7 @@
 """Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
 
-A world has a state, takes an action, and answers with a new state and a reward. All of its rules are in one function,
-from which `step` rolls the dice:
+A world has a state, takes an action, and answers with a new state and a reward. All of its rules are in one function;
+`step` rolls the dice to pick one of its outcomes:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one comes first
 
@@ -17,7 +17,7 @@ from which `step` rolls the dice:
     obs, reward, terminated, truncated, info = env.step("Down")    # truncated: never, the caller counts actions
 
 `seed` fixes the level, so that a group of episodes can start alike and be compared. `episode`, the number in the group,
-seeds the dice of the episode: slips and pay-outs. Nothing touches a global random state.
+seeds the episode's dice: slips and pay-outs. No global random state is touched.
 
     python envs.py      the success of random and of optimal play in every world, by number of actions
 """
@@ -37,7 +37,7 @@ EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others traini
 
 
 class UserError(SystemExit):
-    """Something that the user can put right. Uncaught, it ends the program with its text as the only line."""
+    """A mistake that the user can fix. If nothing catches it, the program ends and prints only this message."""
 
 
 def need(condition, message):
@@ -46,7 +46,7 @@ def need(condition, message):
 
 
 @contextlib.contextmanager
-def or_say(advice):  # every library raises exceptions of its own: here all become the advice and the reason
+def or_say(advice):  # libraries raise exceptions of all kinds: each becomes our advice, with its reason
     try:
         yield
     except Exception as error:
@@ -67,7 +67,7 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 class Env:
     """After `reset` self.level is what stays fixed in an episode, self.state what changes. A world adds four methods:
         draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with another rng. A
-                                       staticmethod: a level depends on the seed alone, so that find_level can keep it
+                                       staticmethod: the level must depend on the seed alone, since find_level caches it
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
         render()                    -> self.state as text
@@ -81,7 +81,7 @@ class Env:
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 keeps them apart from those that drew the level
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 separates these dice from the level's
         self.over = False
         return self.render(), {"success": False}
 
@@ -101,9 +101,9 @@ class Env:
 
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """What a seed draws (it is remembered: do not change it). Different seeds may draw the same, so separate seeds alone
-    would not keep evaluation levels out of training. A hash of level and initial state puts a quarter of them all on the
-    held-out side, and each seed draws until it has one of its own side (EVAL_SEEDS: held out)."""
+    """The level that a seed draws (cached: do not change it). Two seeds may draw the same one, so separate seeds alone
+    would not keep evaluation levels out of training. So a hash of level and initial state marks a quarter of all levels
+    as held out, and each seed draws until it gets a level of its own kind (EVAL_SEEDS: held out)."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
@@ -114,8 +114,8 @@ def find_level(world, draw_args, seed):  # -> level, initial state
 
 # --------------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """Two arms, known by names that hint at which is which; one pull. The sure one always pays 0.15 (RAGEN's code: 0.1),
-    the risky one 1 with probability 0.25, on average more. Success is the better decision, the risky arm, whatever it
+    """One pull of one of two arms, whose names hint at which is which. The sure arm always pays 0.15 (RAGEN's code:
+    0.1), the risky one 1 with probability 0.25, more on average. Success means choosing the risky arm, whatever it
     pays. Level: the order of the names. State: None before the pull, then the name of the arm that was pulled."""
     split = False  # there are only two levels: nothing is held out
 
@@ -149,9 +149,9 @@ class Bandit(Env):
 # ---------------------------------------------------------------------------------------------- frozen lake
 class FrozenLake(Env):
     """Reach the goal over ice: P you, _ ice, O hole, G goal; X you in a hole, √ you at the goal. State: the player's
-    cell. The ice obeys with probability `success_rate` (paper: 1/3; later code: 0.8; the name is gymnasium's); the two
-    perpendicular moves share the rest. Goal (+1) and holes end it."""
-    actions = ("Left", "Down", "Right", "Up")  # in this circle the ones before and after an action are perpendicular
+    cell. Moves go as intended with probability `success_rate` (paper: 1/3; later code: 0.8; the name is gymnasium's).
+    The two perpendicular moves share the rest. The goal (+1) and holes end the episode."""
+    actions = ("Left", "Down", "Right", "Up")  # a circle: both neighbours of a move are perpendicular to it
 
     def __init__(self, size=4, frozen=0.8, success_rate=0.8):
         self.size = size
@@ -250,8 +250,8 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        Draw k, then a state of layer k. One box: k is 1 to 8. If a room has no layer k, another room *and* another k are
-        drawn. So small k are more frequent: the median is 3 to 4 actions, as in RAGEN's levels. Two boxes: 4 to 16."""
+        Draw k (one box: 1 to 8, two: 4 to 16), then a state of layer k. If a room has no layer k, another room *and* k
+        are drawn, so small k are more frequent: for one box the median is 3 to 4 actions, as in RAGEN's levels."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -318,7 +318,7 @@ def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, other world
 
 
 def find_world(name):  # -> what makes the world when it is called
-    """A name of ENVS; or file.py:Class, or a class itself, for a world of your own. NOTE: the file is run."""
+    """`name` is a key of ENVS or, for a world of your own, file.py:Class or the class. NOTE: the file is executed."""
     if isinstance(name, type):
         return name
     if name in ENVS:
@@ -343,8 +343,8 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
                               sum over outcomes of p times chance(next state, 0 if over, else left - 1)
-    In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play looks before every
-    action, a model only once a turn: for the model it is an upper bound."""
+    In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper bound
+    for a model, because it sees the state before every action, a model only once per turn."""
     outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state
 
     @lru_cache(maxsize=None)

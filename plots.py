@@ -75,7 +75,7 @@ def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each 
     return row | {"updates": len(steps), "tokens": tokens}
 
 
-def thought_of(turn):  # -> text; one that does not end goes on to the end of the answer; --no-think: ""
+def thought_of(turn):  # -> text; without </think>, all the rest of the answer; --no-think: ""
     found = re.match("<think>(.*?)(</think>|$)", turn["answer"], re.S)
     return found[1] if found else ""
 
@@ -131,13 +131,13 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} was ended: ten iterations in a row had nothing to compare")
+            print(f"{label} was stopped early: ten iterations in a row had no differing returns to learn from")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
 def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
-    """Success in every world in which some run was evaluated, then these metrics, if some run has them."""
+    """First success in every world where any run was evaluated, then those of `metrics` that any run has."""
     found = {}  # a set that keeps its order
     for run in runs.values():
         for row in run.rows:
@@ -209,14 +209,14 @@ def peak_and_collapse(run):  # -> their iterations; None: no collapse
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at iteration 3, where the highest mean, 1.0, begins: before it success still rose. The collapse is at 6,
-    where three values of success in a row, not of its mean, begin to be below half of that."""
+    The peak is at iteration 3, where the window with the highest mean, 1.0, begins: before it success still rose. The
+    collapse is at 6, the first of three iterations in a row whose success (not its mean) is below half of that."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(n) / n, "valid")
     peak = means.argmax()
     below_half = extend_if_dead(success, run) < means[peak] / 2
-    for i in range(peak, len(success)):  # of those that were measured
+    for i in range(peak, len(success)):  # only iterations that really ran
         if below_half[i:i + COLLAPSED_FOR].sum() == COLLAPSED_FOR:
             return iterations[peak], iterations[i]
     return iterations[peak], None
@@ -226,7 +226,7 @@ def is_dead(rows):  # ten iterations without an update: nothing changes the mode
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
 
 
-def extend_if_dead(y, run):  # it was ended, and would have gone on at its last value
+def extend_if_dead(y, run):  # a dead run was stopped: assume it would have kept its last value
     return np.append(y, np.full(COLLAPSED_FOR, y[-1])) if is_dead(run.rows) else y
 
 

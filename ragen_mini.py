@@ -14,14 +14,14 @@
 Words
     prompt      an initial state of the world, as text; P of them in an iteration. group: the N episodes from one prompt
     trajectory  an episode as tokens: message, answer, message, ...; B = P*N of them in a rollout; R: its return
-    turn        one message of the world and one answer of the model: a thought, and one or more actions. A time step is
-                something else: a token that the model wrote
+    turn        one message from the world and one answer from the model: a thought, then one or more actions. Do not
+                confuse it with a time step, which is one token that the model wrote
     advantage   A: how much better than expected things went after a token. ratio: its probability now / when sampled
     update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
-    policy      pi, the model as a player; pi_old: at the last rollout; critic (PPO): forecasts the rewards still to come
+    policy      pi, the model as a player; pi_old: pi at the last rollout. critic (PPO): forecasts the rewards to come
 
-Shapes: B trajectories, T tokens of the longest one, n tokens that the model wrote, k groups that the filter kept, b rows
-of a pass, q new tokens of a row, V words of the vocabulary, D the model's width.
+Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
+in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
 """
 import argparse
 import contextlib
@@ -48,16 +48,16 @@ import envs
 import plots
 from envs import UserError, need, or_say
 
-FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (as in the released code) names an unknown action
+FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (released code) names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
-MAX_GRAD_NORM = 1.0  # longer gradients are shortened to this (released code)
-VALUE_CLIP = 0.5  # farthest that a forecast of the critic is pulled in one iteration (released code)
+MAX_GRAD_NORM = 1.0  # gradients with a larger norm are scaled down to this (released code)
+VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code)
 TINY = Path(__file__).parent / "tiny"
 CUDA = torch.cuda.is_available()
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
-NOT_FINITE = "numbers are not finite: stopped. If rewards are, a lower rate may help: --resume RUN --lr X"
+NOT_FINITE = "stopped: numbers are not finite. If the rewards are, a lower learning rate may help: --resume RUN --lr X"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: calculate in bf16, the weights stay fp32
 
 
@@ -70,7 +70,7 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 
 @dataclass
-class Config:  # where a default is None it depends on --starpo-s or --model
+class Config:  # None: the default depends on --starpo-s or --model
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -106,7 +106,7 @@ class Config:  # where a default is None it depends on --starpo-s or --model
     play: int = None  # show one episode of --model in this level, and stop
     save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run, which goes on; --iterations, --lr, --critic-lr may be new. See parse_config
+    resume: str = ""  # folder of a run to continue; --iterations, --lr, --critic-lr may change. See parse_config
 
     def __post_init__(self):
         if Path(self.model, "checkpoint").is_dir():  # the folder of a run
@@ -122,15 +122,15 @@ class Config:  # where a default is None it depends on --starpo-s or --model
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None: 0 is allowed
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
-        need(self.temperature > 0, "--temperature 0: above 0 only, or nothing is tried out")
+        need(self.temperature > 0, "--temperature 0: it must be above 0, or the model never explores")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
-        need(self.keep < 1 or not self.starpo_s, "--starpo-s here: also --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s, "--starpo-s beside a run: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
         need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
         compares = self.algo == "grpo" or self.keep < 1
-        need(self.rollouts > 1 or not compares, "the filter and GRPO compare episodes of a group: --rollouts 2 at least")
+        need(self.rollouts > 1 or not compares, "filter and GRPO compare the episodes of a group: --rollouts 2 or more")
 
 
 @dataclass
@@ -148,8 +148,8 @@ SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</
 
 
 class Trajectory:
-    """Four lists grow together, one entry a token. NOTE: who wrote a token is recorded when it is appended, never
-    reconstructed from text or special tokens: that goes wrong where the end of a turn and the padding are the same token.
+    """Four lists that grow together, one entry per token. NOTE: who wrote a token is recorded when it is appended, not
+    guessed later from text or special tokens: that fails if the end of a turn and the padding are the same token.
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 0.0 -0.1  -0.3      -0.1           0            0
@@ -166,7 +166,7 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.cache_row, self.cached = group, 0  # its row in KVCache (at first one a group); how many ids that holds
+        self.cache_row, self.cached = group, 0  # its row in KVCache (at first one per group); how many ids it holds
 
     @property
     def R(self):  # eq. 2
@@ -190,7 +190,7 @@ def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """In the first turn the task, later the reward of the last answer; then the state:
+    """The first message states the task, later ones the reward of the last answer; then comes the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -210,7 +210,7 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 @functools.lru_cache(2048)  # the episodes of a group often read the same
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the model's chat template, then the first tag of the answer.
-    NOTE: a later message follows an answer that exists only as ids, and ids are never decoded and encoded again. So we
+    NOTE: a later message follows an answer that exists only as ids, which are never decoded and encoded again. So we
     render a little conversation with a dummy answer, (seam), and keep what comes after it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; begins with the end of a turn"""
@@ -235,7 +235,7 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 
 
 def take_turn(traj, tok, cfg, ends):
-    """Run the actions of the answer that was just written; its last token bears the reward of the turn."""
+    """Run the actions of the answer that was just written; its last token gets the turn's reward."""
     env = traj.env
     written = traj.ids[traj.answer_start:]
     without_end = [token for token in written if token not in ends]  # an answer that was cut off has no end
@@ -243,7 +243,7 @@ def take_turn(traj, tok, cfg, ends):
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=len(written))
     bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
-    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # invalid: nothing moves (released code: what is known does)
+    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # invalid: no action is run (released code: known ones are)
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -256,7 +256,7 @@ def take_turn(traj, tok, cfg, ends):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
-        if traj.ids[-1] == ends[0]:  # the model has written the end of turn itself: it is trained, and bears the reward
+        if traj.ids[-1] == ends[0]:  # the model wrote the end of turn itself: that token is trained and gets the reward
             following = following[1:]
         traj.append(following, sampled=False)
 
@@ -292,7 +292,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Each reads those of its ids that are not in the cache yet. Without a cache, one by one, it would be log_softmax of
+    """Each trajectory reads its ids that are not cached yet. Without a cache, one by one, this would be log_softmax of
     policy(torch.tensor([traj.ids])).logits[0, -1] / temperature."""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []
@@ -320,7 +320,7 @@ def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
     token_logps = logp.gather(1, tokens).flatten().tolist()
     entropies = entropy_of(logp).tolist()
     for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies):
-        traj.cached = len(traj.ids)  # all that was read; this token is not
+        traj.cached = len(traj.ids)  # all of these were read; the new token was not
         traj.append([token], True, token_logp)
         traj.entropy += entropy
 
@@ -330,11 +330,11 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 class KVCache:
-    """Keys and values of all layers. As past_key_values, transformers asks nothing of it but `update`, once a layer.
+    """Keys and values of all layers. Passed as past_key_values; transformers only calls `update`, once per layer.
     A row's tokens lie in columns 0, 1, 2, ... without gaps, however far the other rows are. A row whose answer is
-    complete takes no part in the passes that follow (its last token is read together with the next message). Where rows
-    read different numbers of tokens, a pass wants a rectangle. Say the upper row has 7 tokens in the cache and reads
-    a b c, the lower one has 5 and reads x:
+    complete takes no part in the passes that follow (its last token is read together with the next message). Rows may
+    read different numbers of tokens, but a pass is a rectangle, filled up with pads. Say the upper row has 7 tokens in
+    the cache and reads a b c, the lower one has 5 and reads x:
                  input       columns
         upper    a b c       7 8 9         x sees columns 0..5. The pads, -, go behind it, where x does not see them,
         lower    - - x       6 7 5         and the row's next tokens go to columns 6, 7, ... and replace them"""
@@ -342,14 +342,14 @@ class KVCache:
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
         self.rows = self.columns = self.used = None  # of a pass: who reads (b,), to which columns (b,q), columns in use
 
-    def update(self, keys, values, layer, *_):  # new ones (b, heads, q, width) -> all of these rows
+    def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
         stored = self.layers.get(layer, new[:, :, :, :0])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # Two indices with slices between them: torch puts what they select, (b,q), in front: (b, q, 2, heads, width)
+        # Two index tensors with slices between them: torch puts their shape, (b,q), in front: (b, q, 2, heads, width)
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         visible = stored[:, :, :, :self.used]
         if len(self.rows) < len(stored):  # else all rows read, in their order
@@ -379,22 +379,22 @@ def returns(trajs, cfg):  # -> (P,N), in the order of their groups
 
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
-    """eq. 7: U(s0) = Std_i R(tau_i). The share `keep` of the prompts with the largest U, at least one.
-    NOTE: U cannot tell a policy that does not know its way from pay-outs that are luck."""
+    """eq. 7: U(s0) = Std_i R(tau_i). Keeps the prompts with the largest U: the share `keep`, at least one.
+    NOTE: U cannot tell whether returns differ because the policy is unsure or because pay-outs are luck."""
     U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     return U.argsort(descending=True, stable=True)[:k].sort().values  # in the order of the trajectories
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper. PPO compares all returns, GRPO those of a group: if alike, only noise would be trained on."""
+    """Not in the paper. PPO compares all returns, GRPO those of a group: if all are equal, only noise is left."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
-    """Lists become tensors, padded on the right. From here on, column t is about *predicting* token t + 1: the model has
-    read inputs[:t+1], the token to come is targets[t]. With m for the tokens of messages and a for those of answers:
+    """Lists become tensors, padded on the right. From here on column t is about *predicting* token t + 1: the model has
+    read inputs[:t+1], and the next token is targets[t]. Below, m stands for tokens of messages, a for those of answers:
         ids         m1  m2  a1  a2  m3  a3              column      0   1   2   3   4
         mask        0   0   1   1   0   1               inputs      m1  m2  a1  a2  m3
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
@@ -418,9 +418,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
-    NOTE: the world's tokens are jumped over. Nobody chose them: they are no steps and must not discount anything."""
+    NOTE: the world's tokens are skipped. The model did not choose them: they are not steps and must not discount."""
     advantage = torch.zeros_like(value)
-    # After the last turn nothing comes, even if it was the limit of turns or actions that ended the episode.
+    # Nothing comes after the last turn, even if only the limit of turns or actions ended the episode.
     next_advantage = next_value = torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
         own = mask[:, t]  # did the model write it?
@@ -428,12 +428,12 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         next_advantage = torch.where(own, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(own, value[:, t], next_value)
         advantage[:, t] = next_advantage * own
-    return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should have said
+    return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should say
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: dividing makes a rare large win no larger than a rare small
-    loss. That can push the better arm of a bandit *down* (tutorial, Exercise 15); adv_norm mean does not."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: after dividing, a rare large win counts no more than a rare
+    small loss. That can push the better arm of a bandit *down* (tutorial, Exercise 15); adv_norm mean does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -442,9 +442,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Computed once, before the first update, then frozen: rewards minus a forecast that cannot depend on the token, so
-    that it leaves the mean gradient as it is (tutorial, part 3). The KL penalty (App. B.2) stands in the reward:
-    r_t -= kl_coef * (log pi_old - log pi_ref), ref being the model before training."""
+    """Computed once, before the first update, then frozen: rewards minus a forecast. The forecast cannot depend on the
+    token, so it leaves the mean gradient as it is (tutorial, part 3). The KL penalty (App. B.2) is part of the reward:
+    r_t -= kl_coef * (log pi_old - log pi_ref), where ref is the model before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -457,7 +457,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
-    else:  # A of the episode, and the KL penalties from this token on, which the group's std does not divide
+    else:  # A of the episode, plus the KL penalties from this token on (not divided by the group's std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -465,7 +465,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
-def updates(batch, models, cfg, seed):  # -> statistics of every gradient step: E trajectories, each once per epoch
+def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E trajectories; an epoch uses each once)
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -479,8 +479,8 @@ def updates(batch, models, cfg, seed):  # -> statistics of every gradient step: 
 
 @autocast  # NOTE: entered anew for each step. It keeps bf16 copies of the weights, which are stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Gradients of the losses' means over all trained tokens of these rows (paper: over trajectories, of means over
-    tokens); in parts that fit into memory, which add up. NOTE: divide by the tokens of *all* parts."""
+    """Gradients of the mean loss over all trained tokens of these rows (paper: mean over trajectories of token means),
+    added up over parts that fit into memory. NOTE: divide by the number of tokens in *all* parts."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     def backward(name, loss):  # at once, so that only one network's activations are in memory
@@ -521,7 +521,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
-    NOTE: do not watch its value, only its gradient means something: at ratio 1 it is about minus the mean of A."""
+    NOTE: only its gradient means something. Do not watch its value: at ratio 1 it is about minus the mean of A."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -530,8 +530,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast, which is not pulled farther than VALUE_CLIP from where it was before the
-    first update, unless it moved the wrong way: as in policy_loss."""
+    """Squared error of the critic's forecast. As in policy_loss, a forecast that has moved VALUE_CLIP the right way
+    since before the first update is pulled no farther; one that moved the wrong way is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -575,7 +575,7 @@ def token_values(critic, part):  # -> value (n,): the critic's forecast before e
 
 @autocast
 @torch.no_grad()
-def on_grid(function, batch):  # function(part): (n,), a number for each token that the model wrote -> the same as (B,T-1)
+def on_grid(function, batch):  # function(part): (n,), one number per token that the model wrote -> these as (B,T-1)
     grid = torch.zeros_like(batch["reward"])
     for rows, part in micro_batches(batch, range(len(grid))):
         values = torch.zeros_like(part["reward"])
@@ -586,8 +586,8 @@ def on_grid(function, batch):  # function(part): (n,), a number for each token t
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """Another `learn` or `rollout` returns what ours returns. watch(row, trajs, learned, models, cfg) is called before a
-    row is logged: it may add columns, draw, or return True to stop."""
+    """Your own `learn` or `rollout` must return what ours does. watch(row, trajs, learned, models, cfg) is called
+    before a row is logged: it may add columns, draw a picture, or return True to stop."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
@@ -617,7 +617,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     return rows, models
 
 
-def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log; all trajectories; what `learn` returned
+def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log, trajectories, what `learn` returned
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
@@ -637,8 +637,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
 
 
 def check_reading(trajs, models, cfg):
-    """A fresh pass of the same weights must give the log-probs of the rollout: the first ratios are 1. They are not with
-    dropout, a sliding window (KVCache keeps all), or logits that are changed after the head (token_logps skips that)."""
+    """A fresh pass of the same weights must repeat the rollout's log-probs: the first ratios are 1. That fails with
+    dropout, a sliding window (KVCache keeps all), or logits changed after the head (token_logps skips that)."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
@@ -654,7 +654,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         sys.exit(130)  # as shells expect after Ctrl-C
     STOP.append(number)
-    print("\nstopping after this iteration; once more: at once, without saving it", file=sys.stderr)
+    print("\nstopping after this iteration; interrupt again to stop at once, without saving it", file=sys.stderr)
 
 
 def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two whole episodes
@@ -683,7 +683,7 @@ def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. Both networks are in eval mode: no dropout."""
     transformers.logging.disable_progress_bar()
     if cfg.device == "cpu" and cfg.small:
-        torch.set_num_threads(1)  # more gain nothing, and wait for each other where other programs run
+        torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = ref = None
     with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: try tiny, a folder, a hub id; or --algo grpo"):
@@ -717,15 +717,15 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         lock = filelock.FileLock(Path(out, "lock"))
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=out, resume="")  # the caller's stays as it is
-    Path(out, "log.jsonl").write_text(log)  # rows after the checkpoint go: they are made again
+    Path(out, "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     Path(out, "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
     print(f"{cfg.model} on {cfg.device}, in {out}")
     return cfg, [json.loads(line) for line in log.splitlines()], lock
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, and in trainer.pt all that --resume needs, the log included. Written beside
-    the old files, then put in their place: whole ones are there whenever the process dies."""
+    """RUN/checkpoint: a Hugging Face folder, plus trainer.pt with all that --resume needs, the log included. New files
+    are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
@@ -739,7 +739,7 @@ def save(models, cfg):
 
 
 def restore(models, run):  # -> the log when it was saved
-    with or_say(f"{run}/checkpoint/trainer.pt: is it whole, and of this --algo and recipe?"):
+    with or_say(f"{run}/checkpoint/trainer.pt cannot be used: put it back or start anew. Same --algo and recipe?"):
         state = torch.load(Path(run, "checkpoint", "trainer.pt"), map_location="cpu", weights_only=True, mmap=True)
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
@@ -760,7 +760,7 @@ def parse_config(argv=None):  # -> Config
     given = vars(parser.parse_args(argv))
     run = given.get("resume", given.get("model", "tiny"))
     settings = {}
-    if Path(run, "checkpoint").is_dir():  # a run brings its settings, but for what is given
+    if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
         with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
             settings = dict(json.loads(Path(run, "config.json").read_text()))
         known = Config.__annotations__.keys() - {"device", "out"}
