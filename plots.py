@@ -19,7 +19,7 @@ import matplotlib.style
 import numpy as np
 
 import envs
-from envs import need
+from envs import need, or_say
 
 LOOKS = {  # the columns of log.jsonl that are drawn, and what to look for
     "reward": "mean return (training)",  # -0.1 a turn if no answer is valid
@@ -105,12 +105,9 @@ class Run:
             self.rows.append(columns)
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
-        x, y = [], []
-        for row in self.rows:
-            if row.get(metric) is not None:
-                x.append(row["iteration"])
-                y.append(row[metric])
-        return np.array(x), np.array(y, dtype=float)
+        rows = [row for row in self.rows if row.get(metric) is not None]
+        iterations = [row["iteration"] for row in rows]
+        return np.array(iterations), np.array([row[metric] for row in rows], dtype=float)
 
 
 def load(folder):  # -> Run
@@ -123,7 +120,8 @@ def load(folder):  # -> Run
             rows.append(json.loads(line))
         except ValueError:  # the last one may still be written
             need(number == len(lines), f"{log}, line {number}, is damaged")
-    return Run(json.loads(config.read_text()), rows)
+    with or_say(f"{folder}: config.json or log.jsonl is damaged"):
+        return Run(json.loads(config.read_text()), rows)
 
 
 def curves(folders, out=None):  # -> path of the picture
@@ -154,7 +152,8 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")
-    fig.savefig(out, dpi=90)
+    with or_say(f"cannot write {out}"):
+        fig.savefig(out, dpi=90)
     return out
 
 

@@ -760,13 +760,13 @@ def parse_config(argv=None):  # -> Config
     given = vars(parser.parse_args(argv))
     run = given.get("resume", given.get("model", "tiny"))
     settings = {}
-    if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
-        with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
+    with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
+        if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
             settings = dict(json.loads(Path(run, "config.json").read_text()))
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
-    need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
-    cfg = Config(**settings | given)
+        need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
+        cfg = Config(**settings | given)
     of_no_use = NOT_FOR[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
@@ -782,6 +782,6 @@ if __name__ == "__main__":
             for sample in evaluate(0, load_models(cfg), cfg)[1]:
                 print(sample["text"])
     except (OSError, torch.OutOfMemoryError, KeyboardInterrupt) as error:  # bugs keep their traceback
-        sys.exit(f"{error!r:.200} If a run had begun, --resume RUN goes on from its last checkpoint")
+        sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on from its last checkpoint")
     if STOP:
         sys.exit(130)

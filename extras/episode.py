@@ -18,7 +18,7 @@ import matplotlib.figure
 import numpy as np
 
 import plots
-from envs import need
+from envs import need, or_say
 
 LAKE = dict(zip("_OGPX√", ["#dcecf7", "#274b6d", "#f2c14e", "#dcecf7", "#b3372f", "#5c9f4b"]))
 ROOM = ["#6b6660", "#f3eee6", "#f1b7a4", "#b57b3a", "#5c9f4b", "#f3eee6", "#f1b7a4"]
@@ -32,7 +32,8 @@ BOLD = dict(fontsize=10, fontweight="bold")
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
-    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    with or_say(f"{file} is damaged"):
+        samples = [json.loads(line) for line in file.read_text().splitlines()]
     need(samples, f"{file} is empty: it was never evaluated")
     before, after = first_and_last(samples)
     height = max(len(before["turns"]), len(after["turns"])) + 1

@@ -137,4 +137,6 @@ if __name__ == "__main__":
     sys.modules["thoughts"] = sys.modules["__main__"]  # `import thoughts` in your world means this, not a second copy
     for name, world in envs.ENVS.items():
         envs.ENVS[name] = with_claims(world)
-    rm.train(settings(), watch=watch)
+    cfg = settings()
+    rm.need(hasattr(envs.make(cfg.env), "facts"), f"{cfg.env} has no `facts` to compare thoughts with: see the top of this file")
+    rm.train(cfg, watch=watch)

@@ -186,8 +186,7 @@ VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-grou
             "mutual-information": mutual_information, "rare-tokens": rare_tokens}
 
 if __name__ == "__main__":
-    name = sys.argv.pop(1)
-    rm.need(name in VARIANTS, f"choose one of {', '.join(VARIANTS)}")
-    VARIANTS[name](elsewhere.settings())
+    rm.need(len(sys.argv) > 1 and sys.argv[1] in VARIANTS, f"choose one of {', '.join(VARIANTS)}")
+    VARIANTS[sys.argv.pop(1)](elsewhere.settings())
     if rm.STOP:
         sys.exit(130)
