@@ -129,8 +129,8 @@ class Config:  # None: the default depends on --starpo-s or --model
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
         need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
-        compares = self.algo == "grpo" or self.keep < 1
-        need(self.rollouts > 1 or not compares, "filter and GRPO compare the episodes of a group: --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1,
+             "filter and GRPO compare the episodes of a group: --rollouts 2 or more")
 
 
 @dataclass
@@ -762,7 +762,7 @@ def parse_config(argv=None):  # -> Config
     settings = {}
     with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
         if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
-            settings = dict(json.loads(Path(run, "config.json").read_text()))
+            settings = json.loads(Path(run, "config.json").read_text())
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
         need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
@@ -781,7 +781,9 @@ if __name__ == "__main__":
         else:
             for sample in evaluate(0, load_models(cfg), cfg)[1]:
                 print(sample["text"])
-    except (OSError, torch.OutOfMemoryError, KeyboardInterrupt) as error:  # bugs keep their traceback
+    except KeyboardInterrupt:  # before or after training; while it trains: STOP
+        sys.exit(130)
+    except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback
         sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on from its last checkpoint")
     if STOP:
         sys.exit(130)
