@@ -272,7 +272,7 @@ def test_what_the_page_says_of_single_runs():
                 back.append((method, seed))
     assert never == [("PPO", 10), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0), ("random quarter", 1)]
     assert "PPO's seed 10; GRPO's 1 and 4; the random quarter's 0 and 1" in page
-    assert back == [("no KL", 2), ("StarPO-S", 7)] and "StarPO-S's seed 7 and *no KL*'s 2 came back" in page
+    assert back == [("no KL", 2), ("StarPO-S", 7)] and "StarPO-S's seed 7 and *no KL*'s 2 came back, so did *keep 25%*'s 4 in the long trap" in page
 
     six, one = (np.array([ledger.end(found, "eval sokoban") for found in paper.runs_of("sokoban", method, args)])
                 for method in ("6 actions", "1 action"))
