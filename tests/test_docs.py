@@ -175,7 +175,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert f"{count} runs collapse within 400 iterations [{interval} instead of {ppo}." in section
     count, interval = late.split(" [")
     assert f"Given as many steps as PPO, by 1,600 iterations, {count} collapse [{interval}:" in section
-    assert "11 of our 13 seeds (one of them never won)." in section and ppo.startswith("11 of 13 ")
+    assert "11 of our 13 seeds, one of which never won." in section and ppo.startswith("11 of 13 ")
     count, interval = short.split(" [")
     assert f"{count} runs collapses [{interval}" in section
 
