@@ -109,7 +109,7 @@ def find_level(world, draw_args, seed):  # -> level, initial state
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
-    raise UserError(f"{world.__name__}: no level in 1000 tries. Does draw return None too often? Too few? Then write split = False")
+    raise UserError(f"{world.__name__}: no level found. Does draw return None too often? Too few? Then write split = False")
 
 
 # --------------------------------------------------------------------------------------------------- bandit

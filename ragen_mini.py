@@ -124,7 +124,7 @@ class Config:  # None: the default depends on --starpo-s or --model
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
         need(self.temperature > 0, "--temperature 0: it must be above 0, or the model never explores")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
-        need(self.keep < 1 or not self.starpo_s, "a run's own settings outdo --starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s, "--starpo-s, keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
         need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
@@ -300,7 +300,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         new = traj.ids[traj.cached:]
         pads = q - len(new)
         inputs.append([0] * pads + new)
-        columns.append([traj.cached + (t - pads) % q for t in range(q)])  # -1 % q is q - 1: pads go behind (see KVCache)
+        columns.append([traj.cached + (t - pads) % q for t in range(q)])  # -1 % q is q - 1: pads go last (see KVCache)
     inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
     cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
@@ -442,7 +442,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Computed once, before the first update, then frozen: rewards minus a forecast. The critic's leaves the mean gradient
+    """Computed once, before the first update, and kept: rewards minus a forecast. A critic's leaves the mean gradient
     as it is; a group's mean, which holds R itself, shrinks it to (N-1)/N (tutorial, part 3). The KL penalty (App. B.2)
     is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref), where ref is the model before training."""
     batch = collate(trajs, cfg.device)

@@ -35,11 +35,11 @@ def test_a_closed_terminal_does_not_keep_the_run_from_saving(tmp_path, monkeypat
     def nobody_listens(text):
         raise BrokenPipeError
 
-    def watch(row, *rest):
-        if row["iteration"] == 0:
-            monkeypatch.setattr(rm.tqdm, "write", nobody_listens)
-            os.kill(os.getpid(), signal.SIGINT)
-    train(f"{SMALL} --eval-every 1 --save-every 9 --out {tmp_path}/run", watch=watch)
+    def learn(*args):
+        monkeypatch.setattr(rm.tqdm, "write", nobody_listens)
+        os.kill(os.getpid(), signal.SIGINT)
+        return rm.learn(*args)
+    train(f"{SMALL} --eval-every 1 --save-every 9 --out {tmp_path}/run", learn=learn)
     assert len(saved_rows(tmp_path / "run")) == 2
 
 

@@ -280,7 +280,7 @@ def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1.0)):
-        with pytest.raises(rm.UserError, match="outdo --starpo-s: add --keep"):
+        with pytest.raises(rm.UserError, match="keep 1: add --keep"):
             make()
 
 
