@@ -587,7 +587,7 @@ def on_grid(function, batch):  # function(part): (n,), one number per token that
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
     """Your own `learn` or `rollout` must return what ours does. watch(row, trajs, learned, models, cfg) is called
-    before a row is logged: it may add columns, draw a picture, or return True to stop."""
+    before a row is logged (row 0 has no trajs): it may add columns, draw a picture, or return True to stop."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")

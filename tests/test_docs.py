@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 
 import envs
 import plots
@@ -89,9 +90,10 @@ def test_readme_commands_are_understood(tmp_path, monkeypatch):
 def test_readme_change_of_the_method_trains(tmp_path, monkeypatch):
     """The indented block that begins with the import, as it stands, but for two iterations."""
     block = re.search(r"^    import ragen_mini as rm\n(?:    .*\n|\n)+", README, re.M)[0]
-    code = textwrap.dedent(block).replace('kl_coef=0)', f'kl_coef=0, device="cpu", iterations=2, eval_every=0, prompts=2, out="{tmp_path}/run")')
+    code = textwrap.dedent(block).replace('algo="grpo")', f'algo="grpo", device="cpu", iterations=2, eval_every=0, prompts=2, out="{tmp_path}/run")')
     found = {}
     exec(code, found)
+    assert found["rloo"](torch.tensor([[1.0, 0.0, 0.0]]), "std").tolist() == [[1.0, -0.5, -0.5]]
     assert [row["iteration"] for row in found["rows"]] == [0, 1, 2] and found["rows"][1]["updates"] == 1
 
 
