@@ -1,4 +1,4 @@
-"""The engine of the exercises: an answer and the shipped function get the same small inputs, and what they give is compared.
+"""The engine of the exercises: an answer and the shipped function get the same inputs, and what they give is compared.
 
 There are no solutions here: an exercise (exercises.py) names the shipped function that solves it. What a usual mistake
 would give is not written down either: it is what the shipped function gives with a piece of its text replaced. So a
@@ -52,6 +52,7 @@ class Exercise:
     cases: list  # the visible inputs, each a dict
     mistakes: list = field(default_factory=list)  # (in words, old piece, new piece, ...) of the solution's text
     show_spec: bool = True
+    changes: bool = False  # is it the answer's work to change what it gets?
 
 
 @functools.lru_cache
@@ -112,20 +113,51 @@ def agree(yours, spec):  # both plain
         return same_keys and all(agree(yours[key], spec[key]) for key in spec)
     if isinstance(spec, list):
         return isinstance(yours, list) and len(yours) == len(spec) and all(map(agree, yours, spec))
-    if isinstance(spec, (int, float)):
+    if isinstance(spec, float):
         return isinstance(yours, (int, float)) and abs(yours - spec) <= CLOSE * (1 + abs(spec))  # never for nan
-    return yours == spec
+    return type(yours) is type(spec) and yours == spec
+
+
+def contents(x):
+    """What an answer could change in an input: the numbers of tensors and weights, lists, fields of objects."""
+    if isinstance(x, torch.Tensor):
+        return x.tolist()
+    if isinstance(x, torch.nn.Module):
+        return [parameter.tolist() for parameter in x.parameters()]
+    if isinstance(x, dict):
+        return {key: contents(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [contents(value) for value in x]
+    return contents(vars(x)) if hasattr(x, "__dict__") else repr(x)
+
+
+class Changed(Exception):
+    pass
+
+
+def watched(exercise, answer):  # -> the answer, which must leave its inputs as they are
+    if exercise.changes or not callable(answer):
+        return answer
+
+    @functools.wraps(answer)
+    def call(*inputs):
+        before = contents(inputs)
+        found = answer(*inputs)
+        names = inspect.signature(exercise.solution).parameters
+        for name, old, new in zip(names, before, contents(inputs)):
+            if old != new:
+                raise Changed(f"the input {name!r} is another one afterwards: `x -= 1` and `x[0] = 1` change it, "
+                              "`x - 1` makes a new one")
+        return found
+    return call
 
 
 def outcome(exercise, answer, case):  # -> what it returned (plain), what went wrong
-    inputs = copy.deepcopy(case)
     try:
         with warnings.catch_warnings(action="ignore"):  # nbgrader takes any warning for an error
-            found = plain(exercise.run(answer, **inputs))
-        changed = [name for name in case if isinstance(case[name], (torch.Tensor, list)) and not alike(inputs[name], case[name])]
-        if changed:
-            return None, f"the input {changed[0]!r} is another one afterwards: `x -= 1` and `x[0] = 1` change it, `x - 1` makes a new one"
-        return found, ""
+            return plain(exercise.run(watched(exercise, answer), **copy.deepcopy(case))), ""
+    except Changed as changed:
+        return None, str(changed)
     except NotImplementedError:
         return None, UNWRITTEN
     except (Exception, SystemExit) as error:
@@ -133,10 +165,6 @@ def outcome(exercise, answer, case):  # -> what it returned (plain), what went w
                if frame.f_globals.get("__name__") == "__main__"]  # where notebooks put what they define
         place = f", {own[-1]}" if own else ""
         return None, f"{type(error).__name__}{place}: {error}"
-
-
-def alike(a, b):
-    return torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
 
 
 def spec_of(exercise, case):
@@ -181,8 +209,8 @@ def short(value):  # plain -> one line
     if isinstance(value, str):
         return cut(repr(value))
     if isinstance(value, dict) and "values" in value:
-        return f"({','.join(map(str, value['shape']))})  {cut(json.dumps(rounded(value['values'])))}"
-    return cut(json.dumps(rounded(value)))
+        return f"({','.join(map(str, value['shape']))})  {cut(str(rounded(value['values'])))}"
+    return cut(str(rounded(value)))
 
 
 def cut(text, most=240):
@@ -235,7 +263,7 @@ def advise(exercise, found, yours, spec, error):  # -> a hint, or nothing
 
 
 def recognise(exercise, found):
-    """The mistake, in words, that gives the same as the answer in the first case that differs, and in most of the others."""
+    """The mistake, in words, that gives the same as the answer in the first case that differs, and in most others."""
     found = [yours for yours, _ in found[:len(exercise.cases)]]
     different = first_difference(exercise, exercise.cases, [(yours, "") for yours in found])
     best, most = "", 0
@@ -262,6 +290,13 @@ def same(a, b):
     return json.dumps(a) == json.dumps(b) or agree(a, b)  # nan is like nan here
 
 
+WANTED = {
+    "bool": "bools are wanted: as a mask, x[mask] takes numbers for places",
+    "int": "whole numbers are wanted",
+    "float": "numbers with a fraction are wanted (dtype float)",
+}
+
+
 def general_hint(yours, spec):
     """What can be said without knowing the exercise."""
     if yours is None:
@@ -272,18 +307,16 @@ def general_hint(yours, spec):
         return ""
     if yours["shape"] != spec["shape"]:
         return f"the shape is {tuple(yours['shape'])} and should be {tuple(spec['shape'])}"
-    if yours["kind"] != spec["kind"] == "bool":
-        return "bools are wanted: as a mask, x[mask] takes numbers for places"
     if yours["kind"] != spec["kind"]:
-        return "whole numbers are wanted" if spec["kind"] == "int" else "numbers with a fraction are wanted (dtype float)"
+        return WANTED[spec["kind"]]
     a, b = (np.array(x["values"], dtype=float) for x in (yours, spec))
-    if np.isnan(a).any():
-        return "there is a nan: was something divided by 0?"
+    if not np.isfinite(a).all():
+        return "there is a nan or inf: was something divided by 0, or the logarithm of 0 taken (softmax, then log)?"
     if np.allclose(a, -b, atol=CLOSE):
         return "the sign is the wrong way round"
     factor = (a * b).sum() / max((b * b).sum(), CLOSE)
     if a.size > 1 and abs(factor) > CLOSE and np.allclose(a, factor * b, atol=CLOSE):
-        return f"all numbers are {factor:.3g} times too large: what is it that you divide by?"
+        return f"all numbers are {factor:.3g} times what they should be: what is it that you divide by?"
     for places in (1, -1):
         if a.ndim and np.allclose(np.roll(a, places, -1), b, atol=CLOSE):
             return "everything stands one place too far to one side"

@@ -23,7 +23,8 @@ SPOILT = COURSE / "tutorial.jsonl"
 
 # -------------------------------------------------------------------------------------- used by the notebook
 RESULTS = {}  # name: did it pass?
-SHIPPED = {name: getattr(ragen_mini, name, exercise.solution) for name, exercise in EXERCISES.items()}  # as the program began
+# as the program began
+SHIPPED = {name: getattr(ragen_mini, name, exercise.solution) for name, exercise in EXERCISES.items()}
 SHIPPED["outcomes"] = ragen_mini.envs.FrozenLake.outcomes
 SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
@@ -76,8 +77,9 @@ def learned(rows):
     for when, success in (("before", before), ("after", after)):
         low, high = envs.interval(success, 256)
         print(f"success {when:6} {success:.2f}, 95% interval {low:.2f} to {high:.2f}")
-    print("The intervals do not touch: it has grown." if gained(before, after) else "It has not grown by more than chance may do.")
-    return gained(before, after)
+    grown = gained(before, after)
+    print("The intervals do not touch: it has grown." if grown else "It has not grown by more than chance may do.")
+    return grown
 
 
 def gained(before, after, levels=256):
@@ -95,8 +97,8 @@ def score():
 
 
 # ------------------------------------------------------------------------------------ pictures for the notebook
-SQUARES = {"#": "#555", "_": "#f4f4f4", "O": "#ffd9a0", "X": "#c07a2c", "√": "#8fd18f", "P": "#9fc5ff", "S": "#9fc5ff",
-           "G": "#8fd18f"}
+SQUARES = {"#": "#555", "_": "#f4f4f4", "O": "#ffd9a0", "X": "#c07a2c",
+           "√": "#8fd18f", "G": "#8fd18f", "P": "#9fc5ff", "S": "#9fc5ff"}
 
 
 def html(text):  # -> shown by the notebook
@@ -109,7 +111,7 @@ def cell(text, colour="transparent", tag="td"):
 
 
 def board(env):
-    """The picture of a world in colours, beside the text that the model reads."""
+    """The picture of a world in colours, beside the text that the program sends."""
     lines = []
     for line in env.render().splitlines():
         lines.append("<tr>" + "".join(cell(symbol, SQUARES.get(symbol, "#fff")) for symbol in line.split()) + "</tr>")
@@ -126,7 +128,7 @@ def tint(x, most):  # -> red below 0, green above, paler near 0
 
 
 def show_episode(traj, tok, width=16, **rows):
-    """An episode token by token, blue where the model wrote; below each token its numbers, a row for each list in `rows`."""
+    """An episode token by token, blue where the model wrote; below it its numbers, a row for each list in `rows`."""
     words = [escape(tok.decode([i])).replace("\n", "\\n") for i in traj.ids]
     blocks = []
     for first in range(0, len(words), width):

@@ -4,6 +4,7 @@ shows, and usual mistakes, each as words and as pieces of the shipped function's
 staff/hidden_checks.py has more inputs for the same exercises.
 """
 import copy
+import functools
 import inspect
 import json
 from types import SimpleNamespace
@@ -17,7 +18,6 @@ from checks import COURSE, Exercise, envs, given, results, rm
 
 SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, for those who gave none
 MOST_ITERATIONS = 30
-COLLAPSE = COURSE / "collapse.jsonl", "bandit-StarPO-S-12551329-seed0"  # the run that is read; of an earlier tiny
 
 
 # ---------------------------------------------------------------------------------------- the inputs of checks
@@ -27,11 +27,13 @@ def numbers(*rows):
 
 def settings_of(**changes):
     """A Config with what the small functions ask for."""
-    values = dict(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, temperature=1.0, rollouts=2, gamma=1.0, lam=1.0, out="")
+    values = dict(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, temperature=1.0, rollouts=2, gamma=1.0, lam=1.0,
+                  out="")
     return SimpleNamespace(**values | changes)
 
 
-def random_steps(seed, B=2, T=8):  # -> reward, value, mask: (B,T) each; the world's tokens have values that must not matter
+def random_steps(seed, B=2,
+                 T=8):  # -> reward, value, mask: (B,T) each; the world's tokens have values that must not matter
     g = torch.Generator().manual_seed(seed)
     mask = torch.rand(B, T, generator=g) < 0.6
     mask[:, 2], mask[:, T // 2] = True, False
@@ -66,21 +68,24 @@ def play_moves(answer, world, seed):
     return {"solved within 10 actions": info["success"]}
 
 
-def one_step(answer, seed, rate, state, action):  # in FrozenLake
-    env = envs.FrozenLake(success_rate=rate)
+def one_step(answer, seed, rate, state, action, size=4):  # in FrozenLake
+    env = envs.FrozenLake(size, success_rate=rate)
     env.reset(seed)
     state = env.state if state is None else tuple(state)
     total = {}
     listed = given(answer(env, state, action))
     for chance, cell, reward, over in listed:
-        before = total.get(str(tuple(cell)), [0.0])[0]
-        total[str(tuple(cell))] = [before + float(chance), float(reward), bool(over)]
+        place = str(type(cell)(map(int, cell)))  # a cell is a tuple: [0, 1] is never the goal
+        before = total.get(place, [0.0])[0]
+        total[place] = [before + float(chance), float(reward), bool(over)]
     return {"intended": list(listed[0][1]), "cell: chance, reward, over?": total}
 
 
-def both_players(answer, world, seed, horizon, rate=0.8):
+def both_players(answer, world, seed, horizon, rate=0.8, at_goal=False):
     env = envs.make(world, rate)
     env.reset(seed)
+    if at_goal:  # where it is not over yet
+        env.state = env.level["goal"]
     curves = given(answer(env, horizon))
     return {"random": [float(x) for x in curves[0]], "optimal": [float(x) for x in curves[1]]}
 
@@ -98,7 +103,7 @@ def written(trajectory, pieces):
 
 def record(answer, pieces):
     traj = written(answer(None, 0, 10), pieces)
-    return {"ids": traj.ids, "mask": [bool(x) for x in traj.mask], "old_logp": traj.old_logp, "reward": traj.reward,
+    return {"ids": traj.ids, "mask": traj.mask, "old_logp": traj.old_logp, "reward": traj.reward,
             "answer_start": traj.answer_start, "first message": pieces[0][1]}
 
 
@@ -106,6 +111,9 @@ def make_batch(answer, episodes):  # each: its pieces, the reward of its last to
     trajs = []
     for pieces, reward in episodes:
         traj = written(rm.Trajectory(None, 0, 10), pieces)
+        for t in range(len(traj.ids) - 1):
+            if traj.mask[t] > traj.mask[t + 1]:  # an answer ends here, and others follow
+                traj.reward[t] = -0.1
         traj.reward[-1] = reward
         trajs.append(traj)
     batch = dict(given(answer(trajs, "cpu")))
@@ -114,7 +122,16 @@ def make_batch(answer, episodes):  # each: its pieces, the reward of its last to
     for key in ("inputs", "targets"):
         if isinstance(batch[key], torch.Tensor) and batch[key].shape == behind.shape:
             batch[key] = batch[key].masked_fill(behind, 0)
-    return {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
+    found = {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
+    return found | {"on the device": on_device(answer, trajs)}
+
+
+def on_device(answer, trajs, device="meta"):  # meta: tensors have shapes there, and no numbers
+    try:
+        batch = answer(trajs, device)
+    except (NotImplementedError, RuntimeError):  # it asked for numbers: so its tensors are there
+        return True
+    return all(x.device.type == device for x in batch.values())
 
 
 def networks_of(seed, critic, sharpen=1.0):  # -> policy, critic or None: random ones with nine words
@@ -157,9 +174,10 @@ def kept_prompts(answer, R, keep):
 
 
 def loss_and_gradient(answer, ratio, adv, entropy, cfg):
-    logp = ratio.log().requires_grad_()
+    old_logp = -0.5 * torch.arange(1.0, len(ratio) + 1)
+    logp = (old_logp + ratio.log()).requires_grad_()
     entropy = entropy.clone().requires_grad_()
-    loss, clipped = given(answer(logp, entropy, torch.zeros_like(logp), adv, cfg))
+    loss, clipped = given(answer(logp, entropy, old_logp, adv, cfg))
     gradient, of_entropy = torch.autograd.grad(loss.sum(), (logp, entropy), allow_unused=True, materialize_grads=True)
     return {"loss": loss, "clipped": clipped, "gradient": gradient, "gradient at the entropy": of_entropy}
 
@@ -179,12 +197,13 @@ def gradients_by_parts(answer, seed, lengths, critic):
     shape = batch["mask"].shape
     batch |= {"old_logp": -2.2 + 0.5 * torch.randn(shape), "adv": torch.randn(shape), "reward": torch.zeros(shape)}
     if critic:
-        batch |= {"value": torch.randn(shape), "ret": torch.randn(shape)}  # many beyond VALUE_CLIP, as ratios are beyond the clip
+        # many beyond VALUE_CLIP, as ratios are beyond the clip
+        batch |= {"value": torch.randn(shape), "ret": torch.randn(shape)}
     rows = list(range(len(lengths) - 1))  # the last one is not in this step
     before = ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS
     ragen_mini.MICRO_TOKENS = rm.MICRO_TOKENS = 2 * max(lengths)
     try:
-        stats = given(answer(batch, rows, models, settings_of(entropy_coef=0.1)))
+        stats = given(answer(batch, rows, models, settings_of(entropy_coef=0.1, temperature=0.7)))
     finally:
         ragen_mini.MICRO_TOKENS, rm.MICRO_TOKENS = before
     found = {"returns a dict": isinstance(stats, dict)}
@@ -218,7 +237,8 @@ def step_of(answer, seed, lengths):
     optimizer = Spy([{"params": network.parameters()} for network in networks], lr=0.0)
     norm = given(answer(rm.Models(policy, critic, None, optimizer, None), settings_of()))
     left = sum(gradient_of(network).abs().sum().item() for network in networks)
-    return {"steps of the optimizer": getattr(optimizer, "steps", 0), "gradients that it saw": getattr(optimizer, "seen", []),
+    return {"steps of the optimizer": getattr(optimizer, "steps", 0),
+            "gradients that it saw": getattr(optimizer, "seen", []),
             "left in the gradients": left, "returned": float(norm)}
 
 
@@ -247,16 +267,13 @@ def on_paper(answer):
 
 
 def collapse_rows():  # -> config, rows of the run that is read
-    file, run = COLLAPSE
-    for line in file.read_text().splitlines():
-        packed = json.loads(line)
-        if packed["run"] == run:
-            return packed["config"], packed["rows"]
+    run = json.loads((COURSE / "collapse.jsonl").read_text())
+    return run["config"], run["rows"]
 
 
-def order_of_alarm(log, columns=("entropy", "reward_std", "valid"), window=5, factor=2, band=(15, 25)):
-    """The columns whose median over the last five iterations was, after 25, once beyond twice or below half the median over
-    15 to 25; the first one first."""
+def order_of_alarm(log, columns=("entropy", "reward_std", "valid"), window=5, factor=2, band=(130, 145)):
+    """The columns whose median over the last five iterations was, after the band, once beyond twice or below half the
+    median over the band; the first one first."""
     first = {}
     for column in columns:
         usual = np.median([row[column] for row in log if band[0] <= row["iteration"] <= band[1]])
@@ -300,45 +317,74 @@ def advantages_of(answer, seed, algo, ref):
     trajs = played(seed)
     policy, critic = networks_of(seed, critic=True)
     models = rm.Models(policy, critic, policy if ref else None, None, None)
-    cfg = settings_of(algo=algo, kl_coef=0.3, adv_norm="std", device="cpu")
+    cfg = settings_of(algo=algo, kl_coef=0.3, adv_norm="mean", gamma=0.9, lam=0.8, device="cpu")
     batch = given(answer(trajs, rm.returns(trajs, cfg), models, cfg))
-    return {key: batch[key] for key in ("adv", "value", "ret") if key in batch}
+    return {key: batch[key] for key in ("adv", "value", "ret", "kl") if key in batch}
 
 
-def drawn(answer, seed, b=60, V=4):
-    """Many draws: are they the likeliest token, or different ones, and is what was drawn written down?"""
-    g = torch.Generator().manual_seed(seed)
-    logp = torch.randn(1, V, generator=g).log_softmax(-1).repeat(b, 1)
-    trajs = [rm.Trajectory(None, 0, 10) for _ in range(b)]
-    answer(trajs, logp, torch.Generator().manual_seed(seed))
-    tokens = [traj.ids[0] for traj in trajs]
-    own = [abs(traj.old_logp[0] - logp[0, token].item()) < 1e-4 for traj, token in zip(trajs, tokens)]
-    return {"always the likeliest token": set(tokens) == {int(logp[0].argmax())},
-            "each one its own log-probability": all(own), "entropy": trajs[0].entropy}
+def chi_square(tokens, p):  # between how often the words were drawn and their probabilities
+    expected = len(tokens) * p
+    return ((torch.bincount(tokens, minlength=len(p)) - expected) ** 2 / expected).sum().item()
 
 
-def play_turn(answer, text, tokens=40):
-    tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
+def drawn(answer, seed, b=400, V=5):
+    """Many draws, from two distributions in turn: as often as their probabilities say, and by the generator alone?"""
+    torch.manual_seed(seed)
+    logp = torch.randn(2, V).mul(1.5).log_softmax(-1).repeat(b, 1)
+    generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+    draws = []
+    for number in (0, 0, 1):
+        torch.manual_seed(len(draws))  # the global dice must not matter
+        trajs = [written(rm.Trajectory(None, 0, 10), [("world", [7])]) for _ in logp]
+        answer(trajs, logp, generators[number])
+        draws.append(torch.tensor([traj.ids[-1] for traj in trajs]))
+    same_noted = torch.tensor([traj.old_logp[-1] for traj in trajs]).allclose(logp.gather(1, draws[2][:, None])[:, 0])
+    distance = sum(chi_square(draws[0][i::2], logp[i].exp()) for i in range(2))
+    return {"always the likeliest word": draws[0].equal(logp.argmax(1)),
+            "as often as their probabilities (chi-square)": distance < 30,  # right ones are beyond once in 5,000
+            "the same generator, the same words": draws[0].equal(draws[2]),
+            "the generator goes on": not draws[0].equal(draws[1]),
+            "each one its own log-probability": same_noted, "entropy": trajs[0].entropy, "cached": trajs[0].cached,
+            "mask": trajs[0].mask}
+
+
+@functools.cache
+def tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(rm.TINY)
+
+
+def said(actions):  # an answer, as `tiny` would write it
+    return f"I go . </think> <answer> {actions} </answer> <|im_end|>"
+
+
+def play_turn(answer, text, tokens=40, seed=0, world="frozenlake", actions=10, turns=5, bonus=0.0):
+    """`solve` in the text becomes what wins there."""
+    tok = tokenizer()
     cfg = rm.Config(model="none", device="cpu", max_new_tokens=tokens, iterations=1, lr=1e-3, critic_lr=1e-3,
-                    success_rate=1.0)
-    traj = rm.begin("frozenlake", 0, 0, 0, tok, cfg)
+                    success_rate=1.0, max_actions=actions, max_turns=turns)
+    traj = rm.begin(world, seed, 0, 0, tok, cfg)
+    traj.env.bonus = lambda turn: bonus
     first = traj.answer_start
+    text = text.replace("solve", " || ".join(solve(traj.env)))
     for token in tok(text).input_ids[:tokens]:
         traj.append([token], True, -1.0)
     answer(traj, tok, cfg, [tok.convert_tokens_to_ids("<|im_end|>")])
     turn = traj.turns[0]
     return {"reward on the answer's tokens": traj.reward[first:first + turn["tokens"]], "valid": turn["valid"],
-            "reward of the turn": turn["reward"], "actions left": traj.actions_left, "over": traj.done, "ids": len(traj.ids)}
+            "reward of the turn": turn["reward"], "actions left": traj.actions_left, "over": traj.done,
+            "success": traj.success, "the next message": tok.decode(traj.ids[first + turn["tokens"]:])}
 
 
 # ------------------------------------------------------------------------------------------- all exercises
-EPISODE = [("world", [5, 6]), ("model", [(7, -0.5), (8, -0.1), (0, -0.2)]), ("world", [6]), ("model", [(7, -0.3), (0, -0.1)])]
+EPISODE = [("world", [5, 6]), ("model", [(7, -0.5), (8, -0.1), (0, -0.2)]), ("world", [6]),
+           ("model", [(7, -0.3), (0, -0.1)])]
 SHORT = [("world", [5]), ("model", [(9, -0.7), (0, -0.4)])]
 WORKED = dict(reward=numbers([0.0, 0, 1]), value=numbers([0.3, 9, 0.6]), mask=numbers([True, False, True]), gamma=1.0,
               lam=1.0)
 MOVES = ("Up", "Down", "Left", "Right")
 EDGES = numbers(0.7, 0.75, 1.1, 1.25, 1.3, 0.7, 0.75, 1.1, 1.25, 1.3)
 SIGNS = numbers(1.0, 1, 1, 1, 1, -1, -1, -1, -1, -1)
+SPREADS = numbers([0.0, 0, 0, 0, 0, 6], [0.0, 0, 0, 5, 5, 5], [0.0, 0, 0, 0, 0, 7])  # std 2.2, 2.5, 2.6
 SOLVABLE = dict(world="sokoban", seed=7)
 SHIFTED = "getattr(traj, name)[1:]"  # in collate
 
@@ -377,16 +423,24 @@ EXERCISES = {
         ("random comes first, then optimal", "(fmean, max)", "(max, fmean)"),
         ("V is the chance to have won, not a sum of it over the steps", "return combine(by_action)",
          "return combine(by_action) + chance(state, left - 1, combine)"),
-        ("where the episode is over nothing changes any more: a win stays a win", "chance(new, 0 if over else left - 1, combine)",
+        ("where the episode is over nothing changes any more: a win stays a win",
+         "chance(new, 0 if over else left - 1, combine)",
          "(0 if over else chance(new, left - 1, combine))"),
         ("you play on after the end: where an outcome says `over`, nothing more happens", "0 if over else left - 1",
          "left - 1"),
         ("the worst action is not the best player's", "(fmean, max)", "(fmean, min)"),
+        ("what you keep must be kept for each number of actions left, and for each player",
+         "@lru_cache(maxsize=None)\n    def chance(", "known = {}\n    def chance(",
+         "if left == 0:",
+         "if left and (state, combine) in known:\n            return known[state, combine]\n        if left == 0:",
+         "return combine(by_action)", "return known.setdefault((state, combine), combine(by_action))"),
     ]),
     "parse_answer": Exercise("3 words become actions", 1, rm.parse_answer, results("actions"), [
         dict(text=text, actions=MOVES, limit=3) for text in (
             "<think>Hm.</think><answer>down || Left</answer>",
             "<think>Hm.</think><answer> Up ||Left</answer>",
+            "<think>Hm.</think> <answer>Up</answer>",
+            "<think>Hm.</think><answer>Up</answer>\n",
             "<think>a < b</think>\n<answer> UP </answer>\n",
             "<think>x</think><answer>Up||Up||Up||Up||Up</answer>",
             "<think>x</think><answer>Up||Up||Up||jump</answer>",
@@ -404,7 +458,8 @@ EXERCISES = {
             "<think>x</think><think>y</think><answer>Down</answer>",
             "<think>an <answer> in it</think><answer>Down</answer>",
             "<think>x</think><answer>Down</answer><think>y</think><answer>Up</answer>")], [
-        ("nothing may stand before the thought, white space neither", "SHAPE.fullmatch(text)", "SHAPE.fullmatch(text.lstrip())"),
+        ("nothing may stand before the thought, white space neither", "SHAPE.fullmatch(text)",
+         "SHAPE.fullmatch(text.lstrip())"),
         ("a thought may have several lines: in a pattern `.` is any letter but a line break, unless re.DOTALL is given",
          "SHAPE.fullmatch(text)", "re.fullmatch(SHAPE.pattern, text)"),
         ("no tag may stand inside the thought, such as a second pair", "SHAPE.fullmatch(text)",
@@ -419,20 +474,29 @@ EXERCISES = {
         ("at most `limit` actions are used", "[:limit]", ""),
         ("upper and lower case are the same word", "word.strip().lower()", "word.strip()",
          "action.lower(): action", "action: action"),
-        ("an answer with an unknown action is invalid as a whole: None, not the rest of it", "return None if None in chosen else chosen",
+        ("an answer with an unknown action is invalid as a whole: None, not the rest of it",
+         "return None if None in chosen else chosen",
          "return [action for action in chosen if action]"),
-        ("return the action as the world writes it, not as the model wrote it", "return None if None in chosen else chosen",
+        ("return the action as the world writes it, not as the model wrote it",
+         "return None if None in chosen else chosen",
          "return None if None in chosen else [action.lower() for action in chosen]"),
         ("blanks around an action do not matter", "word.strip().lower()", "word.lower()"),
         ("too many actions are no mistake: the first `limit` are used", "if not found:",
          'if not found or found["actions"].count("||") >= limit:'),
-        ("invalid is None, not an empty list", "if not found:\n        return None", "if not found:\n        return []"),
+        ("invalid is None, not an empty list", "if not found:\n        return None",
+         "if not found:\n        return []"),
         ("only the thought's and the answer's tags count: the text in between may hold <", "SHAPE.fullmatch(text)",
          r're.fullmatch(r"(<think>([^<]*)</think>\s*)?<answer>(?P<actions>[^<]*)</answer>\s*", text)'),
         ("an answer without a thought is valid, too", "if not found:", "if not found or not found[1]:"),
-        ("blanks inside an action matter: \"U p\" is unknown", "word.strip().lower()", "word.replace(\" \", \"\").lower()"),
+        ("white space may stand between the thought and the answer", "SHAPE.fullmatch(text)",
+         r're.fullmatch(SHAPE.pattern.replace(r"</think>\s*", "</think>"), text, re.S)'),
+        ("white space may stand behind the answer", "SHAPE.fullmatch(text)",
+         r're.fullmatch(SHAPE.pattern.replace(r"</answer>\s*", "</answer>"), text, re.S)'),
+        ("blanks inside an action matter: \"U p\" is unknown", "word.strip().lower()",
+         "word.replace(\" \", \"\").lower()"),
     ]),
-    "Trajectory": Exercise("4 who wrote which token", 1, rm.Trajectory, record, [dict(pieces=SHORT), dict(pieces=EPISODE)], [
+    "Trajectory": Exercise("4 who wrote which token", 1, rm.Trajectory, record,
+                           [dict(pieces=SHORT), dict(pieces=EPISODE)], [
         ("you train the world's tokens: their mask is False", "[sampled] * len(ids)", "[True] * len(ids)"),
         ("the model's tokens are what is trained: their mask is True", "[sampled] * len(ids)", "[False] * len(ids)"),
         ("the end of turn is not trained. The model wrote it, too, or else it never learns to stop",
@@ -440,6 +504,8 @@ EXERCISES = {
         ("later messages are appended, they do not replace what was there", "self.ids += ids", "self.ids = ids"),
         ("later messages are appended, they do not replace what was there", "self.ids += ids",
          "self.ids = self.ids * sampled + ids"),
+        ("`self.ids = ids` gives the list of the caller a second name, and what is appended later changes it, too",
+         "self.ids += ids", "if self.ids:\n            self.ids += ids\n        else:\n            self.ids = ids"),
         ("the lists must stay equally long: the world's tokens need an old_logp, 0", "[logp] * len(ids)",
          "[logp] * len(ids) * sampled"),
         ("the lists must stay equally long: the world's tokens need a reward, 0", "[0.0] * len(ids)",
@@ -467,27 +533,33 @@ EXERCISES = {
          SHIFTED, "getattr(traj, name)[:-1]"),
         ("mask, log-probabilities and rewards are one column off: they belong to the targets", SHIFTED,
          "getattr(traj, name)[:-1]"),
-        ("the mask was made from the tokens. Here 0 is the end of a turn *and* the padding: ask the trajectory who wrote what",
+        ("the mask was made from the tokens. Here 0 is the end of a turn *and* the padding: ask the trajectory",
          SHIFTED, "[x and i != 0 if name == 'mask' else x for x, i in zip(getattr(traj, name)[1:], traj.ids[1:])]"),
         ("the world's tokens are trained: the mask is the trajectory's, not `is there a token?`", SHIFTED,
          "[name == 'mask' or x for x in getattr(traj, name)[1:]]"),
+        ("the tensors belong on `device`", ".to(device)", ""),
         ("the inputs are one token too long: nothing follows the last one", "traj.ids[:-1]", "traj.ids"),
     ]),
     "token_logps": Exercise("6 log-probabilities and entropy", 1.5, rm.token_logps, logps_and_gradient, [
-        dict(seed=0, temperature=1.0, lengths=[3, 4]), dict(seed=1, temperature=0.5, lengths=[5, 2])], [
-        ("the temperature is missing: the tokens were sampled from softmax(logits / temperature)", " / cfg.temperature", ""),
+        dict(seed=0, temperature=1.0, lengths=[3, 4]), dict(seed=1, temperature=0.5, lengths=[5, 2]),
+        dict(seed=2, temperature=0.02, lengths=[3])], [
+        ("the temperature is missing: the tokens were sampled from softmax(logits / temperature)", " / cfg.temperature",
+         ""),
         ("the division by the temperature comes first, then log_softmax: else the probabilities do not sum to 1",
-         "(head(hidden).float() / cfg.temperature).log_softmax(-1)", "head(hidden).float().log_softmax(-1) / cfg.temperature"),
+         "(head(hidden).float() / cfg.temperature).log_softmax(-1)",
+         "head(hidden).float().log_softmax(-1) / cfg.temperature"),
         ("logits are *divided* by the temperature", " / cfg.temperature", " * cfg.temperature"),
         ("the entropy has the wrong sign: it is -sum p log p, at least 0", "entropy_of(logp)", "-entropy_of(logp)"),
         ("the softmax runs over the vocabulary, the last dimension", "log_softmax(-1)", "log_softmax(0)"),
         ("only the tokens that the model wrote are wanted, those of the mask", "mask = part[\"mask\"]",
          "mask = torch.ones_like(part[\"mask\"])"),
         ("`inputs` are what was read; the token to come is in `targets`", "part[\"targets\"]", "part[\"inputs\"]"),
-        ("logp is of the token that was written, not of the likeliest one", "targets[:, None]", "logp.argmax(1)[:, None]"),
+        ("logp is of the token that was written, not of the likeliest one", "targets[:, None]",
+         "logp.argmax(1)[:, None]"),
         ("that is -log pi of the written token. The entropy is a mean over the whole vocabulary",
          "entropy_of(logp)", "-logp.gather(1, targets[:, None])[:, 0]"),
-        ("the entropy is a sum over the vocabulary, not a mean", "entropy_of(logp)", "entropy_of(logp) / logp.shape[1]"),
+        ("the entropy is a sum over the vocabulary, not a mean", "entropy_of(logp)",
+         "entropy_of(logp) / logp.shape[1]"),
         ("a probability, not its logarithm", "logp.gather", "logp.exp().gather"),
         ("logits are no log-probabilities: log_softmax is missing", "logp.gather", "head(hidden).gather"),
         ("one dimension too many: (n,1) instead of (n,)", ".flatten(), entropy", ", entropy"),
@@ -498,7 +570,7 @@ EXERCISES = {
         dict(R=numbers([0.0, 0, 0, 1], [10.0, 10, 10, 12])),
         dict(R=numbers([0.0, 0, 0, 1])),
         dict(R=numbers([0.0, 0, 0, 1], [10.0, 10, 10, 12]), norm="mean"),
-        dict(R=numbers([10.9] * 6, [0.0, 1, 0, 1, 0, 1]))], [
+        dict(R=numbers([10.9] * 5 + [10.900001], [0.0, 1, 0, 1, 0, 1]))], [
         ("you normalised over the batch, not over the group", "R.mean(dim=1, keepdim=True)", "R.mean()",
          "R.std(dim=1, keepdim=True)", "R.std() + 0 * R"),
         ("the mean is that of the batch, not of the group", "R.mean(dim=1, keepdim=True)", "R.mean()"),
@@ -517,14 +589,17 @@ EXERCISES = {
          "if norm == \"std\":"),
         ("the mean of the group is not subtracted", "R - R.mean(dim=1, keepdim=True)", "R"),
         ("you divide by the variance, not by its root", "R.std(dim=1, keepdim=True)", "R.var(dim=1, keepdim=True)"),
-        ("you never divide by the std of the group", "torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))", "centered"),
+        ("you never divide by the std of the group", "torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))",
+         "centered"),
     ]),
     "uncertainty_filter": Exercise("8 the filter of StarPO-S", 1, rm.uncertainty_filter, kept_prompts, [
         dict(R=numbers([0.0, 0, 0, 0], [0.0, 1, 0, 1], [5.0, 5, 5, 5.2], [0.0, 9, 0, 9]), keep=0.5),
         dict(R=numbers([0.0, 0, 0, 0], [0.0, 8, 0, 8], [5.0, 5, 5, 5.2], [0.0, 6, 0, 6]), keep=0.25),
         dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2]), keep=0.25),
+        dict(R=SPREADS, keep=0.67),
         dict(R=numbers([7.0, 7], [0.0, 4], [1.0, 2], [3.0, 9], [0.0, 3]), keep=0.5),
-        dict(R=100 * numbers([0.0, 3], [0.0, 1], [0.0, 8], [0.0, 5], [0.0, 2], [0.0, 7], [0.0, 4], [0.0, 6]), keep=0.25)], [
+        dict(R=100 * numbers([0.0, 3], [0.0, 1], [0.0, 8], [0.0, 5], [0.0, 2], [0.0, 7], [0.0, 4], [0.0, 6]),
+             keep=0.25)], [
         ("you kept the *least* uncertain prompts", "descending=True", "descending=False"),
         ("you kept the prompts with the best returns: uncertain is where they *differ*", "R.std(dim=1, correction=0)",
          "R.mean(dim=1)"),
@@ -538,17 +613,22 @@ EXERCISES = {
          "R.std(dim=0, correction=0)"),
         ("that is the std relative to the mean", "R.std(dim=1, correction=0)",
          "R.std(dim=1, correction=0) / (R.mean(dim=1).abs() + 1e-6)"),
-        ("`keep` is a share of the prompts, not of the order of their numbers", "U.argsort(descending=True, stable=True)",
+        ("the std is not the largest return minus the smallest", "R.std(dim=1, correction=0)",
+         "R.amax(dim=1) - R.amin(dim=1)"),
+        ("`keep` is a share of the prompts, not of the order of their numbers",
+         "U.argsort(descending=True, stable=True)",
          "torch.arange(len(R))"),
     ]),
     "gae": Exercise("9 advantages from a critic", 2.5, rm.gae, results("advantage", "ret"), [
         WORKED, random_steps(3) | dict(gamma=0.9, lam=0.95), random_steps(5) | dict(gamma=0.9, lam=0.0)], [
         ("you walk over the environment's tokens as if they were steps", "torch.where(own, value[:, t], next_value)",
          "value[:, t]",
-         "torch.where(own, delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage"),
+         "torch.where(own, delta + gamma * lam * next_advantage, next_advantage)",
+         "delta + gamma * lam * next_advantage"),
         ("you walk over the environment's tokens as if they were steps", "torch.where(own, value[:, t], next_value)",
          "value[:, t]",
-         "torch.where(own, delta + gamma * lam * next_advantage, next_advantage)", "delta + gamma * lam * next_advantage",
+         "torch.where(own, delta + gamma * lam * next_advantage, next_advantage)",
+         "delta + gamma * lam * next_advantage",
          "next_advantage * own", "next_advantage", "(advantage + value) * mask", "advantage + value"),
         ("you bootstrap through the environment's tokens: the next value is that of the model's *next own* token",
          "torch.where(own, value[:, t], next_value)", "value[:, t]"),
@@ -583,16 +663,19 @@ EXERCISES = {
          cfg=settings_of(entropy_coef=0.1))], [
         ("the clip is symmetric: above it is 1 + clip_high", "1 + cfg.clip_high", "1 + cfg.clip_low"),
         ("below it is 1 - clip_low", "1 - cfg.clip_low", "1 - cfg.clip_high"),
-        ("`max` instead of `min`: the worse of the two counts, so that there is no reward for going too far", "torch.min",
+        ("`max` instead of `min`: the worse of the two counts, so that there is no reward for going too far",
+         "torch.min",
          "torch.max"),
         ("nothing is clipped", "ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high)", "ratio"),
-        ("only the clipped term is left: a bad token that became likelier (ratio 1.3, A < 0) has no gradient and is never pushed back",
+        ("only the clipped term is left: a bad token that became likelier (ratio 1.3, A < 0) is never pushed back",
          "torch.min(unclipped, clipped)", "clipped"),
         ("a ratio of probabilities is exp of the difference of their logarithms", "(logp - old_logp).exp()",
          "1 + logp - old_logp"),
+        ("the ratio compares with what it was at the rollout: old_logp", "(logp - old_logp)", "(logp - logp.detach())"),
         ("the ratio is upside down", "(logp - old_logp)", "(old_logp - logp)"),
         ("the sign of a loss: what is to grow must be negated", "-torch.min", "torch.min"),
-        ("the entropy has the wrong sign: it is a bonus, so it lowers the loss", "- cfg.entropy_coef", "+ cfg.entropy_coef"),
+        ("the entropy has the wrong sign: it is a bonus, so it lowers the loss", "- cfg.entropy_coef",
+         "+ cfg.entropy_coef"),
         ("the entropy bonus is missing", "- cfg.entropy_coef * entropy", ""),
         ("the entropy bonus lacks its weight", "cfg.entropy_coef * entropy", "entropy"),
         ("`clipped` should be true where the clipped term was the smaller one, not wherever the ratio is outside",
@@ -632,16 +715,18 @@ EXERCISES = {
         ("all rows of the batch are in, not the given ones alone", "micro_batches(batch, rows)",
          "micro_batches(batch, range(len(batch[\"mask\"])))"),
     ]),
-    "take_step": Exercise("12 the step", 0.5, rm.take_step, step_of, [
-        dict(seed=0, lengths=[0.5, 3.0]), dict(seed=1, lengths=[7.0]), dict(seed=2, lengths=[20.0, 0.5])], [
+    "take_step": Exercise("12 the step", 0.5, rm.take_step, step_of, changes=True, cases=[
+        dict(seed=0, lengths=[0.5, 3.0]), dict(seed=1, lengths=[7.0]), dict(seed=2, lengths=[20.0, 0.5])], mistakes=[
         ("both networks were shortened together: each network's gradient is shortened on its own",
          "[network for network in (models.policy, models.critic) if network]",
          "[nn.ModuleList(filter(None, (models.policy, models.critic)))]"),
-        ("long gradients must be shortened to MAX_GRAD_NORM, each network's on its own", "network.parameters(), MAX_GRAD_NORM",
+        ("long gradients must be shortened to MAX_GRAD_NORM, each network's on its own",
+         "network.parameters(), MAX_GRAD_NORM",
          "network.parameters(), 1e9"),
         ("the critic's gradient is not shortened", "(models.policy, models.critic) if network", "[models.policy]"),
         ("the gradient of this step is still there in the next: zero_grad", "    models.optimizer.zero_grad()\n", ""),
-        ("the gradients were set to zero before the step", "    models.optimizer.step()\n    models.optimizer.zero_grad()\n",
+        ("the gradients were set to zero before the step",
+         "    models.optimizer.step()\n    models.optimizer.zero_grad()\n",
          "    models.optimizer.zero_grad(set_to_none=False)\n    models.optimizer.step()\n"),
         ("the optimizer never steps", "models.optimizer.step()", "pass"),
         ("that is the length of the critic's gradient: the policy's is wanted", "norms[0]", "norms[-1]"),
@@ -659,18 +744,24 @@ EXERCISES = {
         ("the line was all right: the penalty is a negative reward and is added", *BUGS["compute_advantages"],
          "] + penalty", "] - penalty"),
     ]),
-    "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, [dict(seed=0)], [(STILL, *BUGS["sample"])]),
-    "take_turn": Exercise("14d bug: take_turn", 0.5, rm.take_turn, play_turn, [
-        dict(text="I go . <|im_end|>"), dict(text="I go . </think> <answer> Down </answer> <|im_end|>")],
-         [(STILL, *BUGS["take_turn"])]),
+    "sample": Exercise("14c bug: sample", 0.5, rm.sample, drawn, changes=True, cases=[dict(seed=0)], mistakes=[
+        (STILL, *BUGS["sample"]),
+        ("the probabilities of the words are exp(logp), no others", "logp.exp()", "torch.ones_like(logp)"),
+        ("it is right, but for the dice: the given generator must throw them", ", generator=generator", ""),
+    ]),
+    "take_turn": Exercise("14d bug: take_turn", 0.5, rm.take_turn, play_turn, changes=True, cases=[
+        dict(text="I go . <|im_end|>"), dict(text=said("Down")),
+        dict(text=said("solve"), bonus=0.5)],
+         mistakes=[(STILL, *BUGS["take_turn"])]),
     "paradox": Exercise("15 the bandit paradox, on paper", 0.5, expected_advantages,
         on_paper, [{}], [
         ("that is with the population's std (divided by N), we take the sample's (N - 1)", "norm)[0, 0].item()",
          "norm)[0, 0].item() * (1 if norm == \"mean\" else (N / (N - 1)) ** 0.5)"),
         ("norm=\"mean\" comes first, then norm=\"std\"", "tuple(means)", "tuple(means[::-1])"),
     ], show_spec=False),
-    "collapse": Exercise("16 what moved first?", 0.5, order_of_alarm, results("order"), [dict(log=collapse_rows()[1])], [
-        ("one iteration is noise: take the median over five", "np.median(recent)", "recent[-1]"),
+    "collapse": Exercise("16 what moved first?", 0.5, order_of_alarm, results("order"), [
+        dict(log=collapse_rows()[1])], [
+        ("a third one moves, too, at the very end", '"entropy", "reward_std", "valid"', '"entropy", "valid"'),
         ("the order is the wrong way round", "key=first.get", "key=lambda column: -first[column]"),
     ], show_spec=False),
 }

@@ -16,7 +16,7 @@ import nbclient
 import nbformat
 import pytest
 
-from test_tutorial import CODE, GRADED, lists, loses_its_points, source  # it says where the course is
+from test_tutorial import CODE, GRADED, lists, loses_its_points, run, source  # it says where the course is
 import checks
 import course
 import exercises
@@ -25,7 +25,8 @@ from staff.answers import SOLVED, notebook, save, with_cell
 from staff.wrong_answers import RIGHT, WRONG
 
 ROOT = checks.ROOT
-SHORTER = {"train": ("chosen = settings()", "chosen = dict(iterations=2) | settings()"),  # settings of one's own stay as they are
+# settings of one's own stay as they are
+SHORTER = {"train": ("chosen = settings()", "chosen = dict(iterations=2) | settings()"),
            "train-paradox": ("iterations=20", "iterations=2")}
 
 
@@ -45,21 +46,21 @@ def test_all_cells_but_training_run(monkeypatch, capsys):
             except course.NoPoints:
                 assert cell["id"] in exercises.EXERCISES
     plt.close("all")
-    assert {name: getattr(rm, name) for name in shipped} == shipped, "the shipped functions train where nothing was written"
+    assert {name: getattr(rm,
+                          name) for name in shipped} == shipped, "the shipped functions train where nothing was written"
     assert capsys.readouterr().out.splitlines()[-1].split() == ["0", "of", "20"]
 
 
 @pytest.mark.parametrize("name, words, text", list(lists()))
 def test_wrong_answers(name, words, text):
-    loses_its_points(name, words, text)
+    loses_its_points(name, words, run(text, name))
 
 
 @pytest.mark.parametrize("name", GRADED)
-def test_every_usual_mistake_is_a_mistake_and_is_named(name):
+def test_every_usual_mistake_loses_its_points_and_is_named(name):
     exercise = exercises.EXERCISES[name]
     for words, *pieces in exercise.mistakes:
-        wrong = checks.mutant(exercise.solution, *pieces)
-        assert words in checks.check(exercise, wrong, exercise.cases)
+        loses_its_points(name, words, checks.mutant(exercise.solution, *pieces))
 
 
 def shorter(book):
@@ -75,7 +76,8 @@ def shorter(book):
 def run_all(book, folder=ROOT, **environment):  # -> the notebook, executed from top to bottom
     book = nbformat.reads(json.dumps(book), as_version=4)
     nbformat.validate(book)
-    client = nbclient.NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    client = nbclient.NotebookClient(book, timeout=300, kernel_name="python3",
+                                     resources={"metadata": {"path": str(folder)}})
     before = dict(os.environ)
     os.environ.update(environment, MPLBACKEND="module://matplotlib_inline.backend_inline")
     try:
@@ -103,7 +105,8 @@ def short_default(monkeypatch):
 def test_run_all_of_the_untouched_notebook(short_default):
     book = run_all(short_default)
     assert points(book) == ["0", "of", "20"]
-    failed = [cell["id"] for cell in book["cells"] for output in cell.get("outputs", ()) if output["output_type"] == "error"]
+    failed = [cell["id"] for cell in book["cells"] for output in cell.get("outputs",
+                                                                          ()) if output["output_type"] == "error"]
     assert failed == list(exercises.EXERCISES), "every graded cell, and no other"
 
 
@@ -121,7 +124,8 @@ def test_run_all_with_the_shipped_functions():
 
 def test_a_notebook_alone_fetches_the_project(tmp_path):
     """As on Colab: the first two cells in an empty folder."""
-    project = shutil.copytree(ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
+    project = shutil.copytree(ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(".git", ".venv", "runs",
+                                                                                        "__pycache__"))
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "all"]):
         subprocess.run(["git", *words], cwd=project, check=True)
     (tmp_path / "alone").mkdir()
@@ -136,7 +140,8 @@ MOST = {name: source for name, source in SOLVED.items() if name != "settings"}  
 README = (ROOT / "course/README.md").read_text()
 
 
-def the_class(released):  # -> {student: (notebook, points)}; a notebook takes a minute, so two of them have many mishaps
+def the_class(released):
+    """-> {student: (notebook, points)}. A notebook takes a minute, so two of them have many mishaps."""
     def solved(answers):
         book = json.loads(json.dumps(released))
         for cell in book["cells"]:
@@ -148,7 +153,8 @@ def the_class(released):  # -> {student: (notebook, points)}; a notebook takes a
     def without(*names):
         return 20 - sum(exercises.EXERCISES[name].points for name in names)
     endless = "def gae(reward, value, mask, gamma, lam):\n    while True:\n        pass"
-    unlucky = MOST | {name: right[0] for name, right in RIGHT.items() if name != "settings"}  # right, in words of one's own
+    # right, in words of one's own
+    unlucky = MOST | {name: right[0] for name, right in RIGHT.items() if name != "settings"}
     unlucky |= {"gae": endless, "policy_loss": "def policy_loss(:\n    return", "settings": "settings = 3"}
     unlucky = solved(unlucky)
     for own in ("%%time\n!echo hello\nfrom IPython.display import display\ndisplay('experiment')", "1 / 0",
@@ -178,7 +184,8 @@ def test_nbgrader(tmp_path, short_default):
     environment = os.environ | {"HIDDEN_CHECKS": "1", "PATH": programs + os.pathsep + os.environ["PATH"]}
 
     def nbgrader(words):
-        done = subprocess.run([f"{programs}/nbgrader", *words.split()], cwd=tmp_path, capture_output=True, text=True, env=environment)
+        done = subprocess.run([f"{programs}/nbgrader", *words.split()], cwd=tmp_path, capture_output=True, text=True,
+                              env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
     nbgrader(generate)
     released = json.loads((tmp_path / "release" / "tutorial" / "tutorial.ipynb").read_text())
@@ -188,7 +195,9 @@ def test_nbgrader(tmp_path, short_default):
     nbgrader(autograde.replace("--Execute.timeout=600", "--Execute.timeout=60"))  # for the endless one
     nbgrader("export --to grades.csv")
     with open(tmp_path / "grades.csv", newline="") as file:
-        found = {line["student_id"]: float(line["score"]) for line in csv.DictReader(file)}
+        lines = list(csv.DictReader(file))
+    assert {float(line["max_score"]) for line in lines} == {26}, "20 by checks, 6 for the questions that are graded by hand"
+    found = {line["student_id"]: float(line["score"]) for line in lines}
     assert found == {student: points for student, (_, points) in right.items()}
     nbgrader(feedback)
     page = (tmp_path / "feedback" / "untouched" / "tutorial" / "tutorial.html").read_text()

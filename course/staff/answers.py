@@ -15,10 +15,12 @@ import exercises
 NOTEBOOK = checks.ROOT / "tutorial.ipynb"
 SOLVED = {name: f"from ragen_mini import {name}" for name in exercises.EXERCISES}
 SOLVED |= {
-    "moves": "from exercises import solve\n\n\ndef moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n    return solve(room)",
+    "moves": "from exercises import solve\n\n\ndef moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n"
+             "    return solve(room)",
     "outcomes": "outcomes = envs.FrozenLake.outcomes",
     "yardsticks": "from envs import yardsticks",
-    "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",  # seconds, not minutes
+    # seconds, not minutes
+    "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",
     "paradox": "from exercises import expected_advantages as paradox",
     "collapse": "from exercises import order_of_alarm as collapse",
 }

@@ -1,8 +1,11 @@
-"""What students write: answers with one plausible mistake, and right ones that look different from the shipped functions.
+"""What students write: answers with one plausible mistake, and right ones in another style than the shipped functions.
+The usual mistakes of exercises.py are wrong answers, too; but for the first of each exercise, only others are here.
 
 WRONG: {exercise: [(words of the message that must appear, or "" where only the hidden checks find it; source), ...]}
 RIGHT: {exercise: [source, ...]}. Where an answer differs from another in a word or two, it is made by `change`.
 """
+from exercises import BUGS
+from staff import answers
 
 
 def change(source, *pieces):
@@ -10,6 +13,13 @@ def change(source, *pieces):
         assert old in source, old
         source = source.replace(old, new)
     return source
+
+
+def repaired(name):
+    """A cell of the bug hunt, with its line as the shipped function has it."""
+    cell = next(cell for cell in answers.notebook()["cells"] if cell["id"] == f"{name}-answer")
+    right, wrong = BUGS[name]
+    return change("".join(cell["source"]), wrong, right)
 
 
 OUTCOMES = """
@@ -85,7 +95,7 @@ def collate(trajs, device):
         out["mask"][row, :n] = torch.tensor(traj.mask[1:])
         out["old_logp"][row, :n] = torch.tensor(traj.old_logp[1:])
         out["reward"][row, :n] = torch.tensor(traj.reward[1:])
-    return out
+    return {name: x.to(device) for name, x in out.items()}
 """
 
 PAD_THEN_SLICE = """
@@ -95,18 +105,17 @@ def collate(trajs, device):
         rows = [torch.tensor(getattr(traj, key)) for traj in trajs]
         whole[key] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     ids = whole.pop("ids")
-    batch = {key: x[:, 1:] for key, x in whole.items()}
-    return batch | {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
+    batch = {key: x[:, 1:] for key, x in whole.items()} | {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
+    return {key: x.to(device) for key, x in batch.items()}
 """
 
 LOGPS = """
 def token_logps(policy, part, cfg):
     logits = policy(input_ids=part["inputs"]).logits[part["mask"]]
     targets = part["targets"][part["mask"]]
-    probs = torch.softmax(logits / cfg.temperature, dim=-1)
-    logp = torch.log(probs[torch.arange(len(targets)), targets])
-    entropy = -(probs * torch.log(probs)).sum(dim=-1)
-    return logp, entropy
+    logp = torch.log_softmax(logits / cfg.temperature, dim=-1)
+    entropy = -(logp.exp() * logp).sum(dim=-1)
+    return logp[torch.arange(len(targets)), targets], entropy
 """
 
 GRPO = """
@@ -198,8 +207,8 @@ COLLAPSE = """
 def collapse(log):
     moved = {}
     for name in ("entropy", "reward_std", "valid"):
-        band = np.median([row[name] for row in log[15:26]])
-        for row in log[26:]:
+        band = np.median([row[name] for row in log[130:146]])
+        for row in log[146:]:
             i = row["iteration"]
             now = np.median([log[j][name] for j in range(i - 4, i + 1)])
             if name not in moved and (now > 2 * band or now < band / 2):
@@ -235,9 +244,15 @@ def sample(trajs, logp, generator):
         traj.entropy += float(rm.entropy_of(row[None]))
 """
 
+DRAWN, TURN = repaired("sample"), repaired("take_turn")
+DRAW = BUGS["sample"][0]
+RETURNS = "def returns(trajs, cfg):\n    return torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts)"
+
 RIGHT = {
-    "outcomes": [OUTCOMES, change(OUTCOMES, "(k + 1) % 4], env.actions[(k + 3) % 4]", "(k - 1) % 4], env.actions[k - 3]")],
-    "yardsticks": [YARDSTICKS, change(YARDSTICKS, "return [[", "return np.array([[", "(False, True)]", "(False, True)])")],
+    "outcomes": [OUTCOMES, change(OUTCOMES, "(k + 1) % 4], env.actions[(k + 3) % 4]",
+                                  "(k - 1) % 4], env.actions[k - 3]")],
+    "yardsticks": [YARDSTICKS, change(YARDSTICKS, "return [[", "return np.array([[", "(False, True)]",
+                                      "(False, True)])")],
     "parse_answer": [PARSE],
     "Trajectory": [TRAJECTORY],
     "collate": [COLLATE, change(COLLATE, "torch.zeros(len(trajs), T - 1)",
@@ -258,7 +273,14 @@ def grpo_advantages(R, norm="std"):
         if std < 1e-4:
             row[:] = 0
     return R
-""", change(GRPO, "mean = R", "R = R.double()\n    mean = R")],
+""", change(GRPO, "mean = R", "R = R.double()\n    mean = R"), """
+def grpo_advantages(R, norm="std"):
+    x = R.numpy() - R.numpy().mean(axis=1, keepdims=True)
+    std = R.numpy().std(axis=1, ddof=1, keepdims=True)
+    if norm == "std":
+        x = np.where(std < 1e-4, 0, x / (std + 1e-6))
+    return torch.from_numpy(x * (std >= 1e-4))
+"""],
     "uncertainty_filter": [FILTER, change(FILTER, "R.std(dim=1)", "R.var(dim=1)"), """
 def uncertainty_filter(R, keep):
     order = sorted(range(len(R)), key=lambda i: -float(R[i].std(correction=0)))
@@ -266,16 +288,25 @@ def uncertainty_filter(R, keep):
 """],
     "gae": [GAE, change(GAE, "torch.zeros_like(value)", "torch.zeros_like(value, dtype=torch.float64)")],
     "policy_loss": [LOSS, change(LOSS, "-torch.minimum(a, b)", "torch.maximum(-a, -b)"),
-                    change(LOSS, "b < a", "((ratio > 1 + cfg.clip_high) & (adv > 0)) | ((ratio < 1 - cfg.clip_low) & (adv < 0))")],
-    "value_loss": [VALUE],
+                    change(LOSS, "b < a",
+                           "((ratio > 1 + cfg.clip_high) & (adv > 0)) | ((ratio < 1 - cfg.clip_low) & (adv < 0))")],
+    "value_loss": [VALUE, change(VALUE, "(value - ret)", "(value.double() - ret)")],
     "add_gradients": [GRADIENTS, BY_LOSSES],
     "take_step": [STEP],
     "moves": ["from exercises import solve\n\n\ndef moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n"
               "    return tuple(['Up'] + solve(room))"],  # a detour
     "paradox": ["def paradox():\n    return [0.075, -0.75]"],
-    "collapse": [COLLAPSE, "def collapse(log):\n    return ('entropy', 'valid')"],
+    "collapse": [COLLAPSE, "def collapse(log):\n    return ('entropy', 'valid', 'reward_std')"],
     "compute_advantages": [PPO],
-    "sample": [SAMPLE],
+    "sample": [SAMPLE,
+               change(DRAWN, DRAW, "torch.rand(len(logp), 1, generator=generator)\n"
+                      "    tokens = (logp.exp().cumsum(1)[:, :-1] < tokens).sum(1, keepdim=True)"),
+               change(DRAWN, DRAW,
+                      "(logp.double() - torch.rand(logp.shape, generator=generator).double().log().neg().log())"
+                      ".argmax(1, keepdim=True)")],
+    "returns": [RETURNS, "def returns(trajs, cfg):\n    N = cfg.rollouts\n    rows = range(0, len(trajs), N)\n"
+                "    return torch.tensor(np.array([[traj.R for traj in trajs[i:i + N]] for i in rows]))"],
+    "take_turn": [repaired("take_turn")],
 }
 
 CHANGED = "is another one afterwards"
@@ -293,209 +324,229 @@ WRONG = {
     "outcomes": [
         ("nothing slip", change(OUTCOMES, " + [land(side, (1 - p) / 2) for side in sides]", "", "land(action, p)",
          "land(action, 1.0)")),
-        ("more than 1", change(OUTCOMES, "(1 - p) / 2", "1 - p")),
-        ("slip backwards", change(OUTCOMES, "(k + 1) % 4], env.actions[(k + 3) % 4]",
-         "(k + 2) % 4], env.actions[(k + 2) % 4]")),
-        ("falls off the edge", change(OUTCOMES, "row, col = state", "pass")),
-        ("holes do not end", change(OUTCOMES, "goal or hole", "goal")),
-        ("only the goal pays", change(OUTCOMES, "1.0 if goal", "1.0 if goal or hole")),
-        ("the goal ends the episode", change(OUTCOMES, "goal or hole", "hole")),
-        ("line", change(OUTCOMES, "env.level[\"goal\"]", "env.goal"))],
+        ("line", change(OUTCOMES, "env.level[\"goal\"]", "env.goal")),
+        ("", change(OUTCOMES, "env.size", "4")),
+        ("", change(OUTCOMES, " for side in sides]", " for side in sides if p < 1]")),
+        ("cell: chance", change(OUTCOMES, "env.success_rate", "0.8")),
+        ("cell: chance", change(OUTCOMES, "(chance, (row, col)", "(chance, [row, col]")),
+        ("cell: chance", change(OUTCOMES, "1.0 if goal else 0.0", "1.0 if goal else -1.0 if hole else 0.0")),
+        ("intended", change(OUTCOMES, "[land(action, p)] + [land(side, (1 - p) / 2) for side in sides]",
+         "[land(side, (1 - p) / 2) for side in sides] + [land(action, p)]")),
+        (CHANGED, change(OUTCOMES, "    k = env", "    env.state = state[::-1]\n    k = env"))],
     "yardsticks": [
         ("0 actions left", change(YARDSTICKS, "range(horizon + 1)", "range(1, horizon + 1)")),
-        ("mean over his actions", change(YARDSTICKS, "max(Q) if best else sum(Q) / len(Q)", "max(Q)")),
-        ("takes the maximum", change(YARDSTICKS, "max(Q) if best else sum(Q) / len(Q)", "sum(Q) / len(Q)")),
-        ("probabilities", change(YARDSTICKS, "p * V", "V")),
-        ("random comes first", change(YARDSTICKS, "(False, True)]", "(True, False)]")),
-        ("play on after the end", change(YARDSTICKS, "h == 0 or over", "h == 0")),
         ("nothing was returned", change(YARDSTICKS, "return [[", "curves = [[")),
-        ("Yours", change(YARDSTICKS, "sum(p * V(new, end, h - 1, best) for p, new, _, end in env.outcomes(state, action))",
-                         "V(*[(new, end) for p, new, _, end in env.outcomes(state, action)][0], h - 1, best)"))],
+        ("Yours",
+         change(YARDSTICKS, "sum(p * V(new, end, h - 1, best) for p, new, _, end in env.outcomes(state, action))",
+                         "V(*[(new, end) for p, new, _, end in env.outcomes(state, action)][0], h - 1, best)")),
+        ("", change(YARDSTICKS, "h == 0 or over", "h == 0 or over or env.won(state)")),
+        ("random", change(YARDSTICKS, "len(Q)", "4")),
+        ("optimal", change(YARDSTICKS, "            return float(env.won(state))",
+                           "            return float(h == 0 and env.won(state))")),
+        (CHANGED, change(YARDSTICKS, "    return [[V", "    env.state = None\n    return [[V", "V(env.state", "V(begin",
+         "    known = {}", "    known, begin = {}, env.state"))],
     "parse_answer": [
         ("text behind the answer", change(PARSE, "fullmatch", "match")),
         ("behind and before", change(PARSE, "fullmatch", "search")),
-        ("`limit`", change(PARSE, "[:limit]", "")),
-        ("same word", change(PARSE, ".strip().lower()", ".strip()", "a.lower()", "a")),
-        ("invalid as a whole", change(PARSE, "    if any(w not in names for w in words):\n        return None\n", "",
-         "for w in words]", "for w in words if w in names]")),
-        ("as the world writes it", change(PARSE, "[names[w] for w in words]", "words")),
-        ("blanks around", change(PARSE, "w.strip().lower()", "w.lower()")),
         ("not an empty list", change(PARSE, "if match is None:\n        return None",
          "if match is None:\n        return []")),
-        ("may hold <", change(PARSE, "(.*?)</think>", "([^<]*)</think>")),
-        ("several lines", change(PARSE, ', re.DOTALL', '')),
-        ("no tag may stand", change(PARSE, 'tag in ("<think>", "</think>", "<answer>", "</answer>")', 'tag in ("<think>",)',
+        ("no tag may stand", change(PARSE, 'tag in ("<think>", "</think>", "<answer>", "</answer>")',
+                                    'tag in ("<think>",)',
          ">(.*?)</answer>", ">(.*)</answer>")),
-        ("without a thought", change(PARSE, r"(?:<think>(.*?)</think>\s*)?<", r"<think>(.*?)</think>\s*<")),
-        ("blanks inside an action", change(PARSE, "w.strip().lower()", 'w.replace(" ", "").lower()')),
         ("", change(PARSE, "re.DOTALL", "re.DOTALL | re.I")),
-        ("no tag may stand inside the thought", change(PARSE, "if any(tag", "if False and any(tag")),
-        ("no tag may stand inside the thought", change(PARSE, "match.groups() for tag", "[match.group(2)] for tag")),
-        ("white space neither", change(PARSE, 'r"(?:', r'r"\s*(?:')),
-        ("behind the first `limit`", change(PARSE, '[:limit]', '', 'for w in words]', 'for w in words][:limit]')),
-        ("empty action", change(PARSE, '.split("||")]', '.split("||") if w.strip()]')),
         ("nothing was returned", change(PARSE, "return [names", "[names")),
-        ("", change(PARSE, "for a in actions", 'for a in ("Up", "Down", "Left", "Right")'))],
+        ("", change(PARSE, "for a in actions", 'for a in ("Up", "Down", "Left", "Right")')),
+        ("", change(PARSE, "match = re", "text = text.lower()\n    match = re")),
+        ("", change(PARSE, 'split("||")', 'replace(" | ", "||").split("||")')),
+        ("", change(PARSE, 'split("||")', 'replace(",", "||").split("||")')),
+        ("", change(PARSE, "names[w] for w", "w.title() for w")),
+        ("`limit`", change(PARSE, "[:limit]", "[:5]"))],
     "Trajectory": [
         ("train the world's tokens", change(TRAJECTORY, "append(sampled)", "append(True)")),
-        ("end of turn is not trained", change(TRAJECTORY, "append(sampled)", "append(sampled and token != 0)")),
-        ("appended", change(TRAJECTORY, "        for token in ids:",
-         "        if not sampled:\n            self.ids = []\n        for token in ids:")),
-        ("old_logp, 0", change(TRAJECTORY, "            self.old_logp.append(logp)\n",
-         "            if sampled:\n                self.old_logp.append(logp)\n")),
-        ("world's tokens need a reward, 0", change(TRAJECTORY, "            self.reward.append(0.0)\n",
-         "            if sampled:\n                self.reward.append(0.0)\n")),
-        ("entries", change(TRAJECTORY, "            self.mask.append(sampled)\n", "", "            self.old_logp.append(logp)\n", "",
-         "            self.reward.append(0.0)\n",
-         "        self.mask.append(sampled)\n        self.old_logp.append(logp)\n        self.reward.append(0.0)\n")),
-        ("answer_start", change(TRAJECTORY, "            self.answer_start = len(self.ids)\n", "            pass\n")),
-        ("*next* answer", change(TRAJECTORY, "            self.answer_start = len(self.ids)\n", "            pass\n",
-         "        for token in ids:",
-         "        if not sampled:\n            self.answer_start = len(self.ids)\n        for token in ids:")),
-        ("moves with every token", change(TRAJECTORY, "        if not sampled:\n            self", "        self")),
-        ("belongs into old_logp", change(TRAJECTORY, "append(logp)", "append(0.0)"))],
+        ("first message", change(TRAJECTORY, "for token in ids:", "while ids:\n            token = ids.pop(0)")),
+        ("ids", change(TRAJECTORY, "append(token)", "append(float(token))")),
+        ("mask", change(TRAJECTORY, "append(sampled)", "append(int(sampled))")),
+        ("old_logp", change(TRAJECTORY, "append(logp)", "append(-logp)")),
+        ("reward", change(TRAJECTORY, "append(0.0)", "append(logp)")),
+        ("", change(TRAJECTORY, "append(sampled)", "append(logp != 0)")),
+        ("answer_start", change(TRAJECTORY, "if not sampled:", "if not sampled and not self.answer_start:"))],
     "collate": [
         ("the mask is one column off", change(COLLATE, "traj.mask[1:]", "traj.mask[:-1]")),
-        ("*next* tokens", change(COLLATE, "traj.ids[1:]", "traj.ids[:-1]")),
-        ("rewards are one column off", change(COLLATE, "traj.reward[1:]", "traj.reward[:-1]")),
-        ("old log-probabilities are one column off", change(COLLATE, "traj.old_logp[1:]", "traj.old_logp[:-1]")),
-        ("padding", change(COLLATE, "torch.tensor(traj.mask[1:])",
-         "torch.tensor(traj.mask[1:]) & (torch.tensor(traj.ids[1:]) != 0)")),
-        ("world's tokens are trained", change(COLLATE, "torch.tensor(traj.mask[1:])", "True")),
         ("bools", change(COLLATE, "dtype=torch.bool", "dtype=torch.long")),
-        ("Yours", change(COLLATE, "[row, :n]", "[row, -n:]"))],
+        ("Yours", change(COLLATE, "[row, :n]", "[row, -n:]")),
+        ("whole numbers", change(COLLATE, "dtype=torch.long", "dtype=torch.float")),
+        ("with a fraction", change(COLLATE, '"reward": torch.zeros(len(trajs), T - 1)',
+                                   '"reward": torch.zeros(len(trajs), T - 1).long()')),
+        (CHANGED, change(COLLATE, "        n = len", "        traj.mask.pop(0)\n        n = len", "traj.mask[1:]",
+                         "traj.mask")),
+        ("reward", change(COLLATE, "torch.tensor(traj.reward[1:])", "0.0\n        out['reward'][row, n - 1] = traj.R")),
+        ("", change(COLLATE, "torch.tensor(traj.mask[1:])", "torch.tensor(traj.old_logp[1:]) != 0")),
+        ("targets", change(COLLATE, "torch.tensor(traj.ids[1:])",
+                           "torch.tensor(traj.ids[1:]) * torch.tensor(traj.mask[1:])")),
+        ("", change(COLLATE, "    T = max", "    trajs = sorted(trajs, key=lambda traj: -len(traj.ids))\n    T = max")),
+        ("mask", change(COLLATE, "torch.zeros(len(trajs), T - 1, dtype=torch.bool)",
+                        "torch.ones(len(trajs), T - 1, dtype=torch.bool)"))],
     "token_logps": [
         ("temperature is missing", change(LOGPS, " / cfg.temperature", "")),
-        ("*divided*", change(LOGPS, " / cfg.temperature", " * cfg.temperature")),
-        ("then log_softmax", """
-def token_logps(policy, part, cfg):
-    logp = torch.log_softmax(policy(input_ids=part["inputs"]).logits[part["mask"]], dim=-1) / cfg.temperature
-    targets = part["targets"][part["mask"]]
-    return logp[torch.arange(len(targets)), targets], -(logp.exp() * logp).sum(-1)
-"""),
-        ("only the tokens that the model wrote", change(LOGPS, '.logits[part["mask"]]', ".logits.flatten(0, 1)",
-         'part["targets"][part["mask"]]', 'part["targets"].flatten()')),
-        ("what was read", change(LOGPS, 'part["targets"]', 'part["inputs"]')),
-        ("wrong sign", change(LOGPS, "-(probs", "(probs")),
-        ("over the vocabulary", change(LOGPS, "temperature, dim=-1", "temperature, dim=0")),
-        ("not of the likeliest", change(LOGPS, "torch.arange(len(targets)), targets",
-         "torch.arange(len(targets)), probs.argmax(1)")),
-        ("that is -log pi", change(LOGPS, "entropy = -(probs * torch.log(probs)).sum(dim=-1)", "entropy = -logp")),
-        ("not a mean", change(LOGPS, ".sum(dim=-1)", ".mean(dim=-1)")),
-        ("not its logarithm", change(LOGPS, "torch.log(probs[torch.arange(len(targets)), targets])",
-         "probs[torch.arange(len(targets)), targets]")),
-        ("was something detached", change(LOGPS, "torch.log(probs[torch", "torch.log(probs.detach()[torch")),
-        ("Yours", change(LOGPS, ".sum(dim=-1)", ".sum()"))],
+        ("softmax, then log", change(LOGPS, "torch.log_softmax(logits / cfg.temperature, dim=-1)",
+         "torch.log(torch.softmax(logits / cfg.temperature, dim=-1))")),
+        ("Yours", change(LOGPS, "torch.log_softmax(logits / cfg.temperature, dim=-1)",
+         "torch.log(torch.softmax(logits / cfg.temperature, dim=-1) + 1e-8)")),
+        ("gradient", change(LOGPS, "(logp.exp() * logp)", "(logp.exp() * logp).detach()")),
+        ("gradient", change(LOGPS, "logp.exp() * logp", "logp.detach().exp() * logp")),
+        ("Yours", change(LOGPS, ".sum(dim=-1)", ".sum()")),
+        ("gradient", change(LOGPS, "    logits = policy", "    with torch.no_grad():\n        logits = policy",
+                            "    logp =", "    logits.requires_grad_()\n    logp =")),
+        ("entropy",
+         change(LOGPS, "    entropy =", "    whole = logp\n    logp = torch.log_softmax(logits, dim=-1)\n    entropy =",
+         "return logp", "return whole")),
+        ("logp", change(LOGPS, "logits / cfg", "logits.bfloat16() / cfg")),
+        (CHANGED, change(LOGPS, "    logp =", "    part['inputs'] += 1\n    logp ="))],
     "grpo_advantages": [
         ("over the batch, not over the group",
          change(GRPO, "R.mean(1).unsqueeze(1)", "R.mean()", "std = R.std(1).unsqueeze(1)",
           "std = R.std() + torch.zeros(len(R), 1)")),
-        ("mean is that of the batch", change(GRPO, "R.mean(1).unsqueeze(1)", "R.mean()")),
-        ("std is that of the batch", change(GRPO, "std = R.std(1).unsqueeze(1)", "std = R.std() + torch.zeros(len(R), 1)")),
-        ("dimension 0", change(GRPO, "R.mean(1).unsqueeze(1)", "R.mean(0)", "R.std(1).unsqueeze(1)", "R.std(0)")),
-        ("population", change(GRPO, "R.std(1)", "R.std(1, unbiased=False)")),
-        ("rounding noise", change(GRPO, "    A[(std < 1e-4).expand_as(A)] = 0\n", "")),
-        ("mean of the group is not subtracted", change(GRPO, "A = R - mean", "A = R")),
-        ("variance", change(GRPO, "A / (std", "A / (std ** 2")),
-        ("only subtracts", change(GRPO, 'if norm == "std":', "if True:")),
-        (CHANGED, change(GRPO, "A = R - mean", "R -= mean\n    A = R"))],
+        (CHANGED, change(GRPO, "A = R - mean", "R -= mean\n    A = R")),
+        ("rounding noise", change(GRPO, "std < 1e-4", "std == 0")),
+        ("advantages", change(GRPO, "1e-6", "1e-2")),
+        ("what they should be", change(GRPO, "R.std(1)", "(R.max(1).values - R.min(1).values)")),
+        ("what they should be", change(GRPO, "R.std(1)", "(R - R.mean(1, keepdim=True)).abs().mean(1)")),
+        ("advantages", change(GRPO, "R.mean(1)", "R.median(1).values")),
+        ("what they should be", change(GRPO, "A = R - mean", "A = (R - mean) * R.shape[1] / (R.shape[1] - 1)"))],
     "uncertainty_filter": [
         ("*least* uncertain", change(FILTER, "k).indices", "k, largest=False).indices")),
-        ("best returns", change(FILTER, "R.std(dim=1)", "R.mean(dim=1)")),
-        ("largest return", change(FILTER, "R.std(dim=1)", "R.max(dim=1).values")),
         ("Yours", change(FILTER, "R.std(dim=1)",
          "((R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + 1e-6)).std(dim=1)")),
-        ("at least one", change(FILTER, "max(1, int(len(R) * keep + 1e-9))", "int(len(R) * keep + 1e-9)")),
-        ("rounded down", change(FILTER, "int(len(R) * keep + 1e-9)", "math.ceil(len(R) * keep)")),
-        ("order of their numbers", change(FILTER, "torch.topk(R.std(dim=1), k).indices", "torch.arange(k)")),
         ("numbers of the kept", change(FILTER, ".indices", ".values")),
-        (CHANGED, changing("uncertainty_filter", "R, keep", "R -= R.mean()"))],
+        (CHANGED, changing("uncertainty_filter", "R, keep", "R -= R.mean()")),
+        ("", change(FILTER, "R.std(dim=1)", "(R - R.mean(1, keepdim=True)).abs().mean(1)")),
+        ("", change(FILTER, "R.std(dim=1)", "(R.quantile(0.75, 1) - R.quantile(0.25, 1))")),
+        ("", change(FILTER, "int(len(R) * keep + 1e-9)", "round(len(R) * keep)")),
+        ("", change(FILTER, " + 1e-9", "")),
+        ("kept", change(FILTER, "keep + 1e-9", "0.25 + 1e-9")),
+        ("numbers of the kept", change(FILTER, "k).indices", "k).indices.float()")),
+        ("numbers of the kept", change(FILTER, "k).indices", "k).indices.tolist()"))],
     "gae": [
         ("walk over the environment's tokens", change(GAE, "if mask[b, t]:", "if True:")),
-        ("bootstrap through", change(GAE, "                v = value[b, t]\n", "", "                ret[b, t] = A + v\n",
-         "                ret[b, t] = A + value[b, t]\n            v = value[b, t]\n")),
-        ("must not discount", change(GAE, "                ret[b, t] = A + v\n",
-         "                ret[b, t] = A + v\n            else:\n                A = gamma * lam * A\n")),
-        ("ret should be 0 at", change(GAE, "                advantage[b, t] = A\n                ret[b, t] = A + v\n",
-         "            advantage[b, t] = A\n            ret[b, t] = A + value[b, t]\n")),
-        ("starts anew", change(GAE, "                ret[b, t] = A + v\n",
-         "                ret[b, t] = A + v\n            else:\n                A = 0.0\n")),
-        ("lambda is missing", change(GAE, "gamma * lam * A", "gamma * A")),
-        ("before A_t'", change(GAE, "gamma * lam * A", "lam * A")),
-        ("before v_t'", change(GAE, "gamma * v -", "v -")),
-        ("v_t is not subtracted", change(GAE, " + gamma * v - value[b, t]", "")),
-        ("next value is missing", change(GAE, " + gamma * v", "")),
-        ("*plus*", change(GAE, "ret[b, t] = A + v", "ret[b, t] = A - v")),
-        ("ret is not the advantage", change(GAE, "ret[b, t] = A + v", "ret[b, t] = A")),
-        ("walk forwards", change(GAE, "range(value.shape[1] - 1, -1, -1)", "range(value.shape[1])")),
-        (CHANGED, changing("gae", "reward, value, mask, gamma, lam", "value *= mask"))],
+        (CHANGED, changing("gae", "reward, value, mask, gamma, lam", "value *= mask")),
+        ("ret", change(GAE, "    advantage =", "    gamma = 1.0\n    advantage =")),
+        ("advantage", change(GAE, "range(len(value))", "range(1)")),
+        ("ret", change(GAE, "A, v = 0.0, 0.0", "A, v = 0.0, value[b, -1]")),
+        ("with a fraction", change(GAE, "torch.zeros_like(value)", "torch.zeros_like(value).long()")),
+        (CHANGED, change(GAE, "    advantage =", "    reward += value * 0.1\n    advantage ="))],
     "policy_loss": [
         ("symmetric", change(LOSS, "1 + cfg.clip_high", "1 + cfg.clip_low")),
-        ("`max` instead of `min`", change(LOSS, "torch.minimum", "torch.maximum")),
-        ("nothing is clipped", change(LOSS, "torch.clamp(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)", "ratio")),
-        ("only the clipped term", change(LOSS, "-torch.minimum(a, b)", "-b")),
-        ("is exp of", change(LOSS, "torch.exp(logp - old_logp)", "1 + (logp - old_logp)")),
-        ("upside down", change(LOSS, "logp - old_logp)", "old_logp - logp)")),
-        ("must be negated", change(LOSS, "-torch.minimum", "torch.minimum")),
-        ("it is a bonus", change(LOSS, "- cfg.entropy_coef", "+ cfg.entropy_coef")),
-        ("bonus is missing", change(LOSS, " - cfg.entropy_coef * entropy", "")),
         ("Yours", change(LOSS, "entropy, b < a", "entropy.mean(), b < a")),
         ("gradient at the entropy", change(LOSS, "cfg.entropy_coef * entropy", "cfg.entropy_coef * entropy.detach()")),
-        (CHANGED, changing("policy_loss", "logp, entropy, old_logp, adv, cfg", "adv *= 2"))],
+        (CHANGED, changing("policy_loss", "logp, entropy, old_logp, adv, cfg", "adv *= 2")),
+        ("loss", change(LOSS, "(logp - old_logp)", "(logp)")),
+        ("gradient", change(LOSS, "(logp - old_logp)", "(logp.detach() - old_logp)")),
+        ("", change(LOSS, "1 + cfg.clip_high", "1.28")),
+        ("", change(LOSS, "1 - cfg.clip_low", "0.8")),
+        ("gradient", change(LOSS, "cfg.entropy_coef *", "0.1 *")),
+        ("clipped", change(LOSS, "b < a", "b <= a")),
+        ("bools are wanted", change(LOSS, "b < a", "(b < a).float()")),
+        ("gradient", change(LOSS, "torch.minimum(a, b)", "torch.where(adv > 0, torch.minimum(a, b), a)"))],
     "value_loss": [
         ("not clipped", change(VALUE, "torch.maximum((value - ret).square(), (clipped - ret).square())",
          "(value - ret).square()")),
-        ("max, not min", change(VALUE, "torch.maximum", "torch.minimum")),
-        ("only the clipped", change(VALUE, "torch.maximum((value - ret).square(), (clipped - ret).square())",
-         "(clipped - ret).square()")),
-        ("half is missing", change(VALUE, "0.5 * ", "")),
-        ("*change* of the forecast", change(VALUE, "old_value - rm.VALUE_CLIP, old_value + rm.VALUE_CLIP",
-         "-rm.VALUE_CLIP, rm.VALUE_CLIP")),
-        ("squared", change(VALUE, ".square()", ".abs()")),
-        ("gradient", change(VALUE, "def value_loss(value, old_value, ret):\n", "def value_loss(value, old_value, ret):\n    value = value.detach()\n")),
+        ("gradient", change(VALUE, "def value_loss(value, old_value, ret):\n",
+                            "def value_loss(value, old_value, ret):\n    value = value.detach()\n")),
         (CHANGED, changing("value_loss", "value, old_value, ret", "ret += 1")),
         ("shape", change(VALUE, "(value - ret).square(), (clipped - ret).square())",
-         "(value - ret).square(), (clipped - ret).square()).mean()"))],
+         "(value - ret).square(), (clipped - ret).square()).mean()")),
+        ("gradient", change(VALUE, "(clipped - ret)", "(clipped.detach() - ret)")),
+        ("not clipped", change(VALUE, "old_value - rm.VALUE_CLIP", "old_value - 1e9")),
+        ("loss", change(VALUE, "rm.VALUE_CLIP", "0.2"))],
     "add_gradients": [
         ("*all* parts", change(GRADIENTS, "(loss / count)", "(loss / mask.sum())")),
-        ("rows times columns", change(GRADIENTS, 'batch["mask"][rows].sum()', 'batch["mask"][rows].numel()')),
-        ("whole batch", change(GRADIENTS, 'batch["mask"][rows].sum()', 'batch["mask"].sum()')),
-        ("number of trajectories", change(GRADIENTS, 'batch["mask"][rows].sum()', "len(rows)")),
-        ("critic is not trained", change(GRADIENTS, "if models.critic is not None:", "if False:")),
-        ("`backward` is missing", change(GRADIENTS, "(loss / count).backward()", "loss / count")),
-        ("all rows of the batch", change(GRADIENTS, "rm.micro_batches(batch, rows)",
-         'rm.micro_batches(batch, range(len(batch["mask"])))')),
-        ("parts' means", change(GRADIENTS, "(loss / count)", "(loss / mask.sum() / parts)", "    count =",
-         "    parts = len(list(rm.micro_batches(batch, rows)))\n    count =")),
-        ("critic's loss is not divided", change(BY_LOSSES, "x.sum() / count)",
-         '(x.sum() / count if i == 0 else x.mean()))')),
         ("of add_gradients: 'NoneType'", change(GRADIENTS, "if models.critic is not None:", "if True:")),
         ("nothing was returned", change(GRADIENTS, 'return {"loss"', '{"loss"')),
-        ("Yours", change(GRADIENTS, "        (loss / count).backward()\n", "", "    return", "    (loss / count).backward()\n    return"))],
+        ("Yours", change(GRADIENTS, "        (loss / count).backward()\n", "", "    return",
+                         "    (loss / count).backward()\n    return")),
+        ("policy's gradient", change(GRADIENTS, "logp, entropy, part", "logp, 0 * entropy, part")),
+        ("policy's gradient", change(GRADIENTS, "logp, entropy, part", "logp, entropy.detach(), part")),
+        ("policy's gradient", change(GRADIENTS, 'part["old_logp"][mask]', "logp.detach()")),
+        ("policy's gradient",
+         change(GRADIENTS, 'rm.policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)[0]',
+         '(-(logp - part["old_logp"][mask]).exp() * part["adv"][mask] - cfg.entropy_coef * entropy)')),
+        ("policy's gradient",
+         change(GRADIENTS, 'rm.policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)[0]',
+         '(-logp * part["adv"][mask] - cfg.entropy_coef * entropy)')),
+        ("critic's gradient", change(GRADIENTS, 'rm.value_loss(value, part["value"][mask], part["ret"][mask])',
+         '(0.5 * (value - part["ret"][mask]) ** 2)')),
+        ("critic's gradient", change(GRADIENTS, "loss + rm", "loss + 0.5 * rm")),
+        (CHANGED, change(GRADIENTS, "    count", "    batch['adv'] -= batch['adv'].mean()\n    count")),
+        (CHANGED, change(GRADIENTS, "    return", "    rows.clear()\n    return")),
+        (CHANGED, change(GRADIENTS, "    return", "    for weights in models.policy.parameters():\n"
+         "        weights.data -= 0.01 * weights.grad\n    return"))],
     "take_step": [
-        ("each network's gradient", change(STEP, 'clip_grad_norm_(g["params"], rm.MAX_GRAD_NORM) for g in models.optimizer.param_groups]',
+        ("each network's gradient",
+         change(STEP, 'clip_grad_norm_(g["params"], rm.MAX_GRAD_NORM) for g in models.optimizer.param_groups]',
          'clip_grad_norm_([w for g in models.optimizer.param_groups for w in g["params"]], rm.MAX_GRAD_NORM)]')),
-        ("MAX_GRAD_NORM", change(STEP, '(g["params"], rm.MAX_GRAD_NORM)', '(g["params"], 1e9)')),
-        ("critic's gradient is not", change(STEP, "param_groups]", "param_groups[:1]]")),
-        ("zero_grad", change(STEP, "    models.optimizer.zero_grad()\n", "")),
-        ("before the step", change(STEP, "    models.optimizer.zero_grad()\n", "", "    models.optimizer.step()\n",
-         "    models.optimizer.zero_grad(set_to_none=False)\n    models.optimizer.step()\n")),
-        ("never steps", change(STEP, "    models.optimizer.step()\n", "")),
-        ("policy's is wanted", change(STEP, "norms[0]", "norms[-1]")),
-        ("nothing was returned", change(STEP, "return float(norms[0])", "float(norms[0])"))],
-    "moves": [("Yours", "def moves():\n    return ['Up'] * 10"), ("jump", "def moves():\n    return ['jump']")],
-    "settings": [("Yours", "def settings():\n    return dict(env='sokoban', iterations=500)"),
-                 ("Yours", "def settings():\n    return dict(env='sokoban', iterations=5, eval_every=0)"),
-                 ("chess", "def settings():\n    return dict(env='chess')"),
-                  ("unexpected", "def settings():\n    return dict(world='sokoban')")],
-    "paradox": [("Yours", "def paradox():\n    return 0.075, 0.75"), ("2 things", "def paradox():\n    return 0.075"),
-                ("population", "def paradox():\n    return 0.075, -0.866"), ("comes first", "def paradox():\n    return -0.75, 0.075")],
-    "collapse": [("Yours", "def collapse(log):\n    return ['entropy', 'valid', 'grad_norm']"),
-                 ("wrong way round", "def collapse(log):\n    return ['valid', 'entropy']"),
-                 ("median over five", change(COLLAPSE, "i - 4, i", "i, i"))],
+        ("nothing was returned", change(STEP, "return float(norms[0])", "float(norms[0])")),
+        ("gradients that it saw", change(STEP, "rm.MAX_GRAD_NORM", "2 * rm.MAX_GRAD_NORM")),
+        ("left in", change(STEP, "models.optimizer.zero_grad", "models.policy.zero_grad")),
+        ("steps of", change(STEP, "models.optimizer.step()", "models.optimizer.step()\n    models.optimizer.step()")),
+        ("returned", change(STEP, "norms[0]", "sum(norms)")),
+        ("returned", change(STEP, "float(norms[0])", "min(float(norms[0]), rm.MAX_GRAD_NORM)"))],
+    "moves": [
+        ("Yours", "def moves():\n    return ['Up'] * 10"),
+        ("jump", "def moves():\n    return ['jump']")],
+    "settings": [
+        ("Yours", "def settings():\n    return dict(env='sokoban', iterations=500)"),
+        ("Yours", "def settings():\n    return dict(env='sokoban', iterations=5, eval_every=0)"),
+        ("chess", "def settings():\n    return dict(env='chess')"),
+        ("unexpected", "def settings():\n    return dict(world='sokoban')")],
+    "paradox": [
+        ("Yours", "def paradox():\n    return 0.075, 0.75"),
+        ("2 things", "def paradox():\n    return 0.075")],
+    "collapse": [
+        ("Yours", "def collapse(log):\n    return ['entropy', 'valid', 'grad_norm']")],
     "compute_advantages": [
-        ("the std is still", change(PPO, "ours.std(", "adv.std(")), ("the mean is still", change(PPO, "ours.mean()", "adv.mean()")),
-        ("it is added", change(PPO, "+ penalty", "- penalty"))],
-    "returns": [("still", "def returns(trajs, cfg):\n    R = torch.tensor([traj.R for traj in trajs])\n    return R.view(cfg.rollouts, -1).T"),
-                ("shape", "def returns(trajs, cfg):\n    return torch.tensor([traj.R for traj in trajs]).view(cfg.rollouts, -1)")],
+        ("the std is still", change(PPO, "ours.std(", "adv.std(")),
+        ("it is added", change(PPO, "+ penalty", "- penalty")),
+        ("ret", change(PPO, "cfg.gamma", "1.0")),
+        ("adv", change(PPO, "cfg.lam", "1.0")),
+        ("adv", change(PPO, "(adv - ours.mean())", "adv")),
+        ("adv", change(PPO, " / (ours.std(correction=0) + 1e-8)", "")),
+        ("adv", change(PPO, "torch.where(mask, (adv - ours.mean()) / (ours.std(correction=0) + 1e-8), 0.0)",
+         "(adv - ours.mean()) / (ours.std(correction=0) + 1e-8)")),
+        ("", change(PPO, "cfg.adv_norm", '"std"')),
+        (CHANGED, change(PPO, "    mask =", "    trajs[0].reward[-1] = 0.0\n    mask ="))],
+    "returns": [
+        ("still", change(RETURNS, "-1, cfg.rollouts)", "cfg.rollouts, -1).T")),
+        ("shape",
+         "def returns(trajs, cfg):\n    return torch.tensor([traj.R for traj in trajs]).view(cfg.rollouts, -1)"),
+        ("R ", change(RETURNS, "traj.R", "traj.R - 1")),
+        ("with a fraction", change(RETURNS, "traj.R", "int(traj.R)")),
+        ("shape", change(RETURNS, "cfg.rollouts", "2")),
+        (CHANGED, change(RETURNS, "traj.R for traj in trajs", "trajs.pop(0).R for _ in range(len(trajs))"))],
+    "sample": [
+        ("no others", change(DRAWN, "logp.exp(), 1", "torch.ones_like(logp), 1")),
+        ("chi-square", change(DRAWN, "logp.exp(), 1", "(logp / 2).exp(), 1")),
+        ("chi-square", change(DRAWN, "logp.exp(), 1", "(2 * logp).exp(), 1")),
+        ("chi-square", change(DRAWN, "logp.exp(), 1", "-logp, 1")),
+        ("chi-square", change(SAMPLE, "row.exp()", "logp[0].exp()")),
+        ("chi-square", change(DRAWN, "logp.exp(), 1", "torch.where(logp > -2, logp.exp(), 0), 1")),
+        ("generator goes on", change(DRAWN, "generator=generator", "generator=torch.Generator().manual_seed(0)")),
+        ("log-probability", change(DRAWN, "True, token_logp", "True, 0.0")),
+        ("entropy", change(DRAWN, "+= entropy", "-= token_logp")),
+        ("cached", change(DRAWN, "len(traj.ids)", "len(traj.ids) + 1")),
+        ("mask", change(DRAWN, "[token], True", "[token], False"))],
+    "take_turn": [
+        ("reward of the turn", change(TURN, "reward += gained", "reward += min(gained, 0.0)")),
+        ("", change(TURN, "reward += gained", "reward = gained")),
+        ("answer's tokens", change(TURN, "traj.reward[-1]", "traj.reward[-2]")),
+        ("reward of the turn", change(TURN, "reward + bonus", "reward")),
+        ("reward of the turn", change(TURN, "rm.FORMAT_PENALTY", "0.0")),
+        ("reward of the turn", change(TURN, '0.0 if turn["valid"] else rm', "rm")),
+        ("actions left", change(TURN, "traj.actions_left -= 1", "pass")),
+        ("success", change(TURN, 'traj.success = info["success"]', "pass")),
+        ("", change(TURN, "if traj.actions_left == 0 or env.over:", "if env.over:")),
+        ("over", change(TURN, "traj.done = env.over or", "traj.done =")),
+        ("", change(TURN, "env.over or traj.actions_left == 0 or", "env.over or")),
+        ("", change(TURN, " or len(traj.turns) == cfg.max_turns", "")),
+        ("next message", change(TURN, "if traj.ids[-1] == ends[0]:", "if False:")),
+        ("", change(TURN, "if traj.ids[-1] == ends[0]:", "if True:"))],
 }
