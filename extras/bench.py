@@ -4,6 +4,7 @@ whole history, then padded updates on logits of every token, old log-probs from 
     python extras/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--rounds n]
     python extras/bench.py --growth         how time grows with P*N and with the number of turns
     python extras/bench.py --turns          the rollout of five and of ten turns alone, for large models
+    python extras/bench.py --once           the update as it is, and with recipes.read_once
     python extras/bench.py --agree          by how much the fast paths differ from the plain ones
     python extras/bench.py --activations    memory a token of the backward pass: which model fits on which card?
 
@@ -30,8 +31,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import envs
 import ragen_mini as rm
+from extras import recipes
 
 FIRST_SEED = len(envs.EVAL_SEEDS)  # lower ones are for evaluation
+READ_ONCE = 8192  # tokens of a pass, of which most are read in one row
 
 
 # ------------------------------------------------------------------------------------- what a student would write
@@ -140,7 +143,7 @@ def iteration(side, models, cfg, i):  # -> seconds of the rollout, of the update
     first = FIRST_SEED + i * cfg.prompts
     seeds = range(first, first + cfg.prompts)
     start = time.perf_counter()
-    if side == "ours":
+    if side != "generate":
         trajs = our_rollout(models, cfg, seeds, i)
         middle = time.perf_counter()
         our_update(trajs, models, cfg, i)
@@ -185,6 +188,9 @@ def memory_of(side):  # -> peak in MiB of a process that only does its side's wo
 
 def peak_memory(args):  # what that process does
     models, cfg = load(args)
+    if args.memory_of == "read once":
+        rm.MICRO_TOKENS = READ_ONCE
+        recipes.share_beginning(models.policy)
     for i in range(2):
         iteration(args.memory_of, models, cfg, i)
     status = Path("/proc/self/status").read_text()  # Linux
@@ -213,6 +219,31 @@ def without_end_of_turn(tok, first_tag, text, after_answer=False):
     if text == ".":
         return [-1]
     return ENCODE(tok, first_tag, text, after_answer)
+
+
+def once(args):
+    """The same trajectories in every round; both sides taking turns."""
+    models, cfg = load(args)
+    seeds = range(FIRST_SEED, FIRST_SEED + cfg.prompts)
+    trajs = our_rollout(models, cfg, seeds, 0)
+    decoder = models.policy.get_decoder()
+    plain, whole = decoder.forward, rm.MICRO_TOKENS
+    recipes.share_beginning(models.policy)
+    sides = {"as it is": (plain, whole), "read once": (decoder.forward, READ_ONCE)}
+    times = {side: [] for side in sides}
+    for i in range(args.rounds + 1):  # the first round warms up
+        for side in sorted(sides, reverse=i % 2 == 0):
+            decoder.forward, rm.MICRO_TOKENS = sides[side]
+            start = time.perf_counter()
+            our_update(trajs, models, cfg, i)
+            times[side].append(time.perf_counter() - start)
+    lengths = [len(traj.ids) for traj in trajs]
+    message = np.mean([traj.mask.index(True) for traj in trajs])
+    print(f"{len(trajs)} trajectories of {np.mean(lengths):.0f} tokens, {message:.0f} of them the first message")
+    for side, seconds in times.items():
+        print(f"{side:10} update {np.median(seconds[1:]):.2f} s, peak {memory_of(side)} MiB", flush=True)
+    ratio = np.array(times["read once"][1:]) / np.array(times["as it is"][1:])
+    print(f"read once / as it is {np.median(ratio):.2f}  (of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f})")
 
 
 def growth(args):
@@ -345,7 +376,7 @@ def main():
     for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16),
                           ("max-new-tokens", 32), ("rounds", 10), ("threads", 2), ("memory-of", "")):
         parser.add_argument("--" + name, type=type(default), default=default)
-    modes = (growth, turns, agree, activations)
+    modes = (once, growth, turns, agree, activations)
     for mode in modes:
         parser.add_argument("--" + mode.__name__, action="store_true")
     args = parser.parse_args()

@@ -125,7 +125,7 @@ def lora(cfg):
 def read_once(cfg):
     """What all episodes of a pass begin with is read once in the update, too: pays where messages are long.
     The same gradients, to rounding. A pass holds more episodes, whose answers alone take memory."""
-    rm.MICRO_TOKENS = 8192
+    rm.MICRO_TOKENS = 8192  # most of these are read in one row
     models = rm.load_models(cfg)
     for network in (models.policy, models.critic, models.ref):
         if network:
