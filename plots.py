@@ -233,11 +233,10 @@ def collapse(folder):  # -> path of the picture: the signals of a run, one below
     run = load(folder)
     need(len(run.series("success")[0]), f"{folder}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
-    title = f"{envs.title(run.config['env'])}: peak at {peak_at}"
-    if collapsed_at is not None:
-        title += f", collapse at {collapsed_at} (grey)"
+    end = "no collapse" if collapsed_at is None else f"collapse at {collapsed_at} (grey)"
+    print(f"{folder}: peak at {peak_at}, {end}")
     fig = matplotlib.figure.Figure(figsize=(8, 1.5 * len(SIGNALS)), layout="constrained")
-    fig.suptitle(title)
+    fig.suptitle(f"{envs.title(run.config['env'])}: peak at {peak_at}, {end}")
     for place, metric in enumerate(SIGNALS, 1):
         x, y = run.series(metric)
         ax = fig.add_subplot(len(SIGNALS), 1, place)

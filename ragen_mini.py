@@ -654,7 +654,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         sys.exit(130)  # as shells expect after Ctrl-C
     STOP.append(number)
-    print("\nstopping after this iteration; interrupt again to stop at once, without saving it", file=sys.stderr)
+    print("\nstopping after this iteration; once more: at once, back to the last checkpoint", file=sys.stderr)
 
 
 def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two whole episodes
@@ -766,9 +766,9 @@ def parse_config(argv=None):  # -> Config
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
         need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
+        need(not {"resume", "env"} <= given.keys(), "--resume keeps its world; for another one: --model RUN --env X")
         cfg = Config(**settings | given)
-    of_no_use = NOT_FOR[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
-    for name in given.keys() & of_no_use:
+    for name in given.keys() & NOT_FOR[cfg.algo]:
         print(f"note: {name} changes nothing here")
     return cfg
 

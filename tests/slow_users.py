@@ -387,4 +387,4 @@ def test_a_log_with_little_in_it_is_drawn(columns, runs, user, drawn):
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
     Path("run/log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))  # without a last end of line
     assert len(plots.load("run").rows) == 30
-    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png\n")
+    assert user("plots.py collapse run")[:2] == (0, "run: peak at 0, no collapse\nrun/collapse.png\n")

@@ -254,6 +254,12 @@ def test_a_finished_run_says_what_would_go_on(bandit):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
+def test_a_run_that_goes_on_keeps_its_world(bandit):
+    """Or a model that has learnt one would be trained in another, and saved over itself."""
+    with pytest.raises(rm.UserError, match="keeps its world"):
+        rm.parse_config(["--resume", str(bandit[0]), "--env", "sokoban"])
+
+
 def test_a_run_brings_its_settings(bandit):
     """What is given beside it counts more."""
     cfg = rm.parse_config(["--model", f"{bandit[0]}/", "--iterations", "7"])
@@ -269,7 +275,7 @@ def test_starpo_s_beside_a_run_wants_its_three_values(bandit):
 
 @pytest.mark.parametrize("flags, of_no_use", [
     ("--algo grpo --gamma 0.9", ["gamma"]), ("--adv-norm mean", ["adv_norm"]), ("--algo grpo --adv-norm mean", []),
-    ("--env sokoban --success-rate 0.5", ["success_rate"]), ("--success-rate 0.5 --lam 0.9", []),
+    ("--success-rate 0.5 --lam 0.9", []),
     ("--env bandit --algo grpo --lam 1 --critic-lr 1", ["critic_lr", "lam"])])
 def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
     rm.parse_config(["--device", "cpu", *flags.split()])
@@ -303,7 +309,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--model {tmp}", "folder"), ("--model no/such-model", "tiny"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
-    ("--resume {tmp}", "no checkpoint")]
+    ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
