@@ -318,7 +318,7 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
 def draw(title, panels, out, columns):
     """A line keeps its colour in every panel, also where others are missing."""
     height = math.ceil(len(panels) / columns)
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")
+    fig = matplotlib.figure.Figure(figsize=(12, 3 * height + 0.5), layout="constrained")
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     names_before = []
     for place, panel in enumerate(panels, 1):
@@ -330,7 +330,7 @@ def draw(title, panels, out, columns):
         draw_yardsticks(ax, panel)
         _, names = ax.get_legend_handles_labels()
         if names and names != names_before:  # the same lines as in the panel before need no second legend
-            ax.legend()
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)  # below: no curve is covered
         names_before = names
     fig.suptitle(title, fontsize=11)
     fig.savefig(out, dpi=90)
@@ -368,7 +368,7 @@ def draw_yardsticks(ax, panel):
         random, optimal = levels
         for level in levels:
             ax.axhline(level, color="0.4", lw=1, ls=":")
-        ax.text(0.98, random, f"random {random:.2f}", ha="right", va="bottom", **style)
+        ax.text(0.98, random, f"random {random:.2f}", ha="right", va="top", **style)
         ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
 
 
