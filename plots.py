@@ -82,7 +82,8 @@ def thought_of(turn):  # -> text; without </think>, all the rest of the answer; 
 
 def append(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
-        file.writelines(json.dumps(x) + "\n" for x in dicts)
+        for x in dicts:
+            file.write(json.dumps(x) + "\n")
 
 
 # ------------------------------------------------------------------------------------------- a run and its curves
