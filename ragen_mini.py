@@ -602,7 +602,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over = watch(row, trajs, learned, models, cfg) or over or STOP
+            over |= bool(STOP) | bool(watch(row, trajs, learned, models, cfg))  # STOP first: processes agree in watch
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
