@@ -107,7 +107,7 @@ def test_a_signal_to_one_process_stops_both(tmp_path, which):
 def test_a_mistake_is_told(tmp_path):
     code, said, err = finish(start("--prompts", "1", "--out", tmp_path / "run"))
     assert code != 0
-    assert "2 processes for --prompts 1: each must play one at least" in err.splitlines()
+    assert "2 processes for --prompts 1: each must play one at least" in err  # two may write at once
     assert not said
     assert not (tmp_path / "run").exists()
 
