@@ -1,17 +1,19 @@
 """What breaks a model that has won? Its training is forked shortly before the break, with one thing changed.
 
-    python figures/fork.py --run       train what is missing, --jobs at once; stopped, the same command goes on
-    python figures/fork.py             the table, and the picture: figures/tiny/fig-fork.png
+    python figures/fork.py --jobs 2       train what is missing; stopped, the same command goes on
+    python figures/fork_report.py         the tables, and the picture: figures/tiny/fig-fork.png
 
 All of this was decided before any of the runs was made:
 
-Origins. PPO in the trap of paper.json (bandit, rate 2e-3, 8 trajectories an update, at most 400 iterations), with the seeds
-41, 42, ... until ten have won (a mean success of five iterations of 0.9 or more) and were not lost before iteration 40.
-Every five iterations the networks and Adam's state are kept. Lost: plots.peak_and_collapse.
+Origins. PPO in the trap of paper.json (bandit, rate 2e-3, 8 trajectories an update, at most 400 iterations), with the
+seeds 41, 42, ... until ten have won (a mean success of five iterations of 0.9 or more) and were not lost before
+iteration 40. Every five iterations the networks and Adam's state are kept, in runs/fork. Lost:
+plots.peak_and_collapse.
 
-Fork points. (a) before the break: the last of those states that is five iterations or more before the loss. For an origin
-that is not lost: the first such origin takes the fork point of the first lost one, by seed, and so on. (b) iteration 30.
-A lost origin was *calm* if the median of the longest gradients of the 20 iterations up to (a) is below 0.03.
+Fork points. (a) before the break: the last of those states that is five iterations or more before the loss. For an
+origin that is not lost: the first such origin takes the fork point of the first lost one, by seed, and so on. (b)
+iteration 30. A lost origin was *calm* if the median of the longest gradients of the 20 iterations up to (a) is below
+0.03.
 
 Forks. Each is trained for 20 iterations with new dice (levels, sampling, order of the updates), eight times an arm, with
 the same eight dice in every arm:
@@ -23,21 +25,20 @@ the same eight dice in every arm:
               calm         Adam's second moment times 1e-4, its first times 1e-2: as gradients of a hundredth would leave them
               calm, cap    the same, and a weight moves at most 0.3 learning rates
 
-Measures. A fork is lost if in each of its last five iterations success is below half of its origin's peak (a run that ends
-for want of updates goes on at its last value). Its longest step: the largest root mean square, over the policy's weights,
-of an update's movement in learning rates.
+Measures. A fork is lost if in each of its last five iterations success is below half of its origin's peak (a run that
+ends for want of updates goes on at its last value). Its longest step: the largest root mean square, over the policy's
+weights, of an update's movement in learning rates.
 
-Tests. McNemar's exact test over pairs of forks of the same origin, point and dice, two-sided; p after Holm over these seven:
-floor, and cap, against "as it is" in calm and in other lost origins; third in all lost origins; calm against "as it is",
-and against "calm, cap", in all. What follows: if the calm is the cause, "floor" prevents breaks of calm origins and "calm"
-makes some. If any long step is, "cap" and "third" protect the other origins, too. Pairs tell of these ten models; how far
-that carries to other seeds, the counts by origin show.
+Tests. McNemar's exact test over pairs of forks of the same origin, point and dice, two-sided; p after Holm over these
+seven: floor, and cap, against "as it is" in calm and in other lost origins; third in all lost origins; calm against
+"as it is", and against "calm, cap", in all. What follows: if the calm is the cause, "floor" prevents breaks of calm
+origins and "calm" makes some. If any long step is, "cap" and "third" protect the other origins, too. Pairs tell of
+these ten models; how far that carries to other seeds, the counts by origin show.
 """
 import argparse
 import contextlib
 import io
 import json
-import math
 import multiprocessing
 import os
 import shutil
@@ -62,7 +63,6 @@ KEPT_EVERY = 5
 EARLY = 30  # fork point (b)
 DICE = range(1, 9)
 LENGTH = 20  # iterations of a fork
-CALM = 0.03
 BEFORE_BREAK = ("as it is", "floor", "cap", "third")
 AT_EARLY = ("as it is", "calm", "calm, cap")
 
@@ -103,10 +103,6 @@ def fork_points(origins):  # {seed: dict} -> {seed: iteration of (a)}
     of_lost = list(points.values())
     survivors = [seed for seed in sorted(origins) if seed not in points]
     return points | dict(zip(survivors, of_lost))
-
-
-def was_calm(origin, at):
-    return np.median(origin["grad_norm_max"][at - 20:at]) < CALM  # iterations at - 19 to at
 
 
 # ----------------------------------------------------------------------------------------------------- forks
@@ -254,24 +250,7 @@ def to_do():
     return [task for task in all_forks(chosen(origins)) if task not in forks]
 
 
-# ------------------------------------------------------------------------------------------------ what comes out
-def is_lost(fork, origin):
-    success = np.array(fork["success"])
-    return bool((success[-5:] < origin["peak"] / 2).all())  # a run that ended was lost for ten iterations, or is whole
-
-
-def mcnemar(one, other):  # lists of True and False, in pairs -> p
-    first = sum(a and not b for a, b in zip(one, other))
-    second = sum(b and not a for a, b in zip(one, other))
-    n = first + second
-    tail = sum(math.comb(n, k) for k in range(min(first, second) + 1)) / 2 ** n
-    return min(1.0, 2 * tail)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args()
-    if args.run:
-        run(args.jobs)
+    run(parser.parse_args().jobs)

@@ -1,0 +1,156 @@
+"""What came out of fork.py: which forks were lost. Measures and tests were decided before (see there).
+
+    python figures/fork_report.py         three tables, and figures/tiny/fig-fork.png
+"""
+import itertools
+from dataclasses import dataclass
+
+import matplotlib.figure
+import matplotlib.style
+import numpy as np
+
+import fork
+import ledger
+import paper
+import plots
+from envs import need
+
+CALM = 0.03  # below this median of the longest gradients an origin was calm
+LAST = 5  # iterations in which a lost fork is below half of its origin's peak
+ARMS = [*itertools.product([False], fork.BEFORE_BREAK), *itertools.product([True], fork.AT_EARLY)]  # early?, arm
+QUESTIONS = (  # an arm, what it is compared with, in which origins
+    ("floor", "as it is", "calm"),
+    ("floor", "as it is", "not calm"),
+    ("cap", "as it is", "calm"),
+    ("cap", "as it is", "not calm"),
+    ("third", "as it is", "lost"),
+    ("calm", "as it is", "all"),
+    ("calm", "calm, cap", "all"))
+
+
+@dataclass
+class Forks:  # eight forks of one origin and one arm, by dice
+    seed: int
+    kinds: tuple  # of the origin: "all" and "not lost", or "all", "lost" and "calm" or "not calm"
+    early: bool  # from iteration 30?
+    arm: str
+    lost: list  # True or False
+    steps: list  # the longest of each, in learning rates
+
+
+def collect():  # -> list of Forks
+    origins, forks = fork.load()
+    origins = fork.chosen(origins)
+    need(origins, "origins are missing: python figures/fork.py")
+    found = []
+    for seed, at in sorted(fork.fork_points(origins).items()):
+        for early, arm in ARMS:
+            some = Forks(seed, kinds_of(origins[seed], at), early, arm, lost=[], steps=[])
+            begin = fork.EARLY if early else at
+            for dice in fork.DICE:
+                key = seed, begin, arm, dice
+                need(key in forks, "forks are missing: python figures/fork.py")
+                some.lost.append(is_lost(forks[key], origins[seed]))
+                some.steps.append(forks[key]["longest_step"])
+            found.append(some)
+    return found
+
+
+def is_lost(one, origin):
+    success = np.array(one["success"])  # of a run that ended: up to its end
+    return bool((success[-LAST:] < origin["peak"] / 2).all())
+
+
+def kinds_of(origin, at):
+    if origin["lost_at"] is None:
+        return "all", "not lost"
+    longest = origin["grad_norm_max"][at - 20:at]  # of iterations at - 19 to at
+    return "all", "lost", "calm" if np.median(longest) < CALM else "not calm"
+
+
+def chosen(found, kind, early, arm):  # -> those Forks, by seed
+    return [some for some in found if (some.early, some.arm) == (early, arm) and kind in some.kinds]
+
+
+def mcnemar(one, other):  # True and False, in pairs -> p; how often only the first, how often only the second
+    one, other = np.array(one, dtype=bool), np.array(other, dtype=bool)
+    first = int((one & ~other).sum())
+    second = int((other & ~one).sum())
+    p = min(1.0, 2 * ledger.at_least(max(first, second), first + second, 0.5))
+    return p, first, second
+
+
+# --------------------------------------------------------------------------------------------- tables, picture
+def by_origin(found):  # -> Markdown
+    rows = {}
+    for some in found:
+        row = rows.setdefault(some.seed, [str(some.seed), some.kinds[-1]])
+        row.append(str(sum(some.lost)))
+    head = ["seed", "origin", *itertools.starmap(in_words, ARMS)]
+    return f"Lost forks, of {len(fork.DICE)}\n\n" + paper.markdown(head, rows.values())
+
+
+def in_words(early, arm):
+    return f"{arm}, early" if early else arm
+
+
+def by_arm(found):  # -> Markdown
+    rows = []
+    for kind in ("calm", "not calm", "not lost", "all"):
+        for early, arm in ARMS:
+            some = chosen(found, kind, early, arm)
+            if not some or early != (kind == "all"):  # early forks are compared in all origins together
+                continue
+            lost = np.concatenate([forks.lost for forks in some])
+            steps = np.concatenate([forks.steps for forks in some])
+            rows.append([kind, in_words(early, arm), f"{lost.sum()} of {len(lost)}", f"{np.median(steps):.2f}"])
+    return paper.markdown(["origins", "arm", "lost", "longest step, median [learning rates]"], rows)
+
+
+def by_question(found):  # -> Markdown
+    rows, ps = [], []
+    for arm, other, kind in QUESTIONS:
+        early = arm == "calm"
+        ours, theirs = [], []  # of the same origins and dice, in pairs
+        for one, two in zip(chosen(found, kind, early, arm), chosen(found, kind, early, other)):
+            ours += one.lost
+            theirs += two.lost
+        p, first, second = mcnemar(ours, theirs)
+        ps.append(p)
+        rows.append([f"{arm} / {other}", kind, str(len(ours)), f"{first} / {second}"])
+    for row, p in zip(rows, ledger.holm(ps, [1] * len(ps))):
+        row.append(f"{p:.3f}")
+    return paper.markdown(["arms", "origins", "pairs", "only the first, only the second is lost", "p (Holm)"], rows)
+
+
+@matplotlib.style.context(plots.STYLE)
+def draw(found, out):
+    """A line an origin, in the colour of its kind: the share of its forks that was lost."""
+    fig = matplotlib.figure.Figure(figsize=(10, 3.6), layout="constrained")
+    panels = {False: fork.BEFORE_BREAK, True: fork.AT_EARLY}
+    axes = fig.subplots(1, 2, sharey=True)
+    for ax, (early, arms) in zip(axes, panels.items()):
+        for number, kind in enumerate(("calm", "not calm", "not lost")):
+            draw_origins(ax, found, kind, early, arms, number)
+        ax.set_xticks(range(len(arms)), arms)
+        ax.set_title("forked at iteration 30" if early else "forked before the break")
+    axes[0].set_ylim(-0.05, 1.05)
+    axes[0].set_ylabel("share of the forks that is lost")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="origins")
+    fig.savefig(out, dpi=90)
+
+
+def draw_origins(ax, found, kind, early, arms, number):
+    columns = [chosen(found, kind, early, arm) for arm in arms]
+    label = kind
+    for k, forks in enumerate(zip(*columns)):
+        shares = [np.mean(some.lost) for some in forks]
+        x = np.arange(len(arms)) + 0.06 * (number - 1) + 0.015 * k  # so that lines do not cover each other
+        ax.plot(x, shares, "o-", color=f"C{number}", lw=0.8, alpha=0.8, label=label)
+        label = None  # one entry a kind
+
+
+if __name__ == "__main__":
+    found = collect()
+    draw(found, fork.FIGURES / "tiny" / "fig-fork.png")
+    print(by_origin(found), by_arm(found), by_question(found), sep="\n\n")
