@@ -32,8 +32,9 @@ BOLD = dict(fontsize=10, fontweight="bold")
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
+    lines = file.read_text().splitlines()
     with or_say(f"{file} is damaged"):
-        samples = [json.loads(line) for line in file.read_text().splitlines()]
+        samples = [json.loads(line) for line in lines]
     need(samples, f"{file} is empty: it was never evaluated")
     before, after = first_and_last(samples)
     height = max(len(before["turns"]), len(after["turns"])) + 1
@@ -51,12 +52,16 @@ def first_and_last(samples):  # -> the samples of one level, in the first and in
     by_iteration = {}
     for sample in samples:
         if sample["env"] == world:
-            by_iteration.setdefault(sample["iteration"], []).append(sample)
+            of_iteration = by_iteration.setdefault(sample["iteration"], [])
+            of_iteration.append(sample)
     first = by_iteration[min(by_iteration)]
     last = by_iteration[max(by_iteration)]
-    changes = [abs(R_of(after) - R_of(before)) for before, after in zip(first, last)]
-    level = changes.index(max(changes))
-    return first[level], last[level]
+    return max(zip(first, last), key=change)  # the level that changed most
+
+
+def change(before_and_after):
+    before, after = before_and_after
+    return abs(R_of(after) - R_of(before))
 
 
 def draw(fig, place, height, sample, title):  # turn by turn, downwards; the board, and what was said
@@ -68,7 +73,8 @@ def draw(fig, place, height, sample, title):  # turn by turn, downwards; the boa
         if row == 0:
             ax.set_title(f"{title}: return {R_of(sample):g}", loc="left", **BOLD)
         write(fig.add_subplot(grid[row, 1]), turn)
-    draw_board(fig.add_subplot(grid[row + 1, 0]), last_state(sample), colours)
+    end = fig.add_subplot(grid[row + 1, 0])
+    draw_board(end, last_state(sample), colours)
 
 
 def R_of(sample):
@@ -76,7 +82,8 @@ def R_of(sample):
 
 
 def last_state(sample):  # what the text ends with, before its return
-    return sample["text"].rsplit("\nreturn ", 1)[0].rsplit("\n\n", 1)[1]
+    text, _, _ = sample["text"].rpartition("\nreturn ")
+    return text.rpartition("\n\n")[2]
 
 
 def draw_board(ax, state, colours):
@@ -93,15 +100,19 @@ def draw_board(ax, state, colours):
     for place, symbol in np.ndenumerate(cells):
         rgb[place] = matplotlib.colors.to_rgb(colours[symbol])
         if symbol not in "_.#":
-            y, x = place
-            ink = "k" if rgb[place].mean() > 0.5 else "w"
-            ax.text(x, y, symbol, ha="center", va="center", color=ink, **BOLD)
+            write_symbol(ax, place, symbol, dark=rgb[place].mean() < 0.5)
     ax.imshow(rgb)
     height, width = cells.shape
     for y in range(1, height):  # white lines between the cells
         ax.axhline(y - 0.5, color="w", lw=1.5)
     for x in range(1, width):
         ax.axvline(x - 0.5, color="w", lw=1.5)
+
+
+def write_symbol(ax, place, symbol, dark):
+    y, x = place
+    ink = "w" if dark else "k"
+    ax.text(x, y, symbol, ha="center", va="center", color=ink, **BOLD)
 
 
 def is_board(rows):  # lines of single symbols, all of one length?
