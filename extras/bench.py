@@ -34,7 +34,6 @@ import ragen_mini as rm
 from extras import recipes
 
 FIRST_SEED = len(envs.EVAL_SEEDS)  # lower ones are for evaluation
-READ_ONCE = 8192  # tokens of a pass, of which most are read in one row
 
 
 # ------------------------------------------------------------------------------------- what a student would write
@@ -189,7 +188,7 @@ def memory_of(side):  # -> peak in MiB of a process that only does its side's wo
 def peak_memory(args):  # what that process does
     models, cfg = load(args)
     if args.memory_of == "read once":
-        rm.MICRO_TOKENS = READ_ONCE
+        rm.MICRO_TOKENS = recipes.READ_ONCE_TOKENS
         recipes.share_beginning(models.policy)
     for i in range(2):
         iteration(args.memory_of, models, cfg, i)
@@ -229,7 +228,7 @@ def once(args):
     decoder = models.policy.get_decoder()
     plain, whole = decoder.forward, rm.MICRO_TOKENS
     recipes.share_beginning(models.policy)
-    sides = {"as it is": (plain, whole), "read once": (decoder.forward, READ_ONCE)}
+    sides = {"as it is": (plain, whole), "read once": (decoder.forward, recipes.READ_ONCE_TOKENS)}
     times = {side: [] for side in sides}
     for i in range(args.rounds + 1):  # the first round warms up
         for side in sorted(sides, reverse=i % 2 == 0):

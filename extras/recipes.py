@@ -110,6 +110,9 @@ def muon(cfg):
 
 
 # ---------------------------------------------------------------------------------------------- other networks
+READ_ONCE_TOKENS = 8192  # of a pass of read_once, most of which are read in one row
+
+
 def lora(cfg):
     """Low-rank adapters (pip install peft).
     The checkpoint holds the adapter alone beside trainer.pt: models.policy.merge_and_unload().save_pretrained(FOLDER)
@@ -125,7 +128,7 @@ def lora(cfg):
 def read_once(cfg):
     """What all episodes of a pass begin with is read once in the update, too: pays where messages are long.
     The same gradients, to rounding. A pass holds more episodes, whose answers alone take memory."""
-    rm.MICRO_TOKENS = 8192  # most of these are read in one row
+    rm.MICRO_TOKENS = READ_ONCE_TOKENS
     models = rm.load_models(cfg)
     for network in (models.policy, models.critic, models.ref):
         if network:
