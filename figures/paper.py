@@ -59,6 +59,7 @@ TITLES = plots.LOOKS | {
     "value_loss": "value loss",
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
 DASHES = ("-", "--", "-.", ":")
+UPDATES = 6400  # of a run of the trap, and of one of the long trap with a quarter of the groups
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
 
@@ -412,15 +413,15 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
     (world, _, methods), = PAPER["figures"][name]["panels"]
     method, = PAPER["sets"][methods]
     runs = runs_of(world, method, args)
-    lost = [seed for seed, run in enumerate(runs) if ledger.trapped(run, None)]
-    need(lost, f"no run of {world}, {method} shows the whole course")
+    trapped = [seed for seed, run in enumerate(runs) if ledger.trapped(run, None)]
+    need(trapped, f"no run of {world}, {method} shows the whole course")
     seed = PAPER["figures"][name]["seed"]
-    if seed not in lost:  # with another model
-        seed = lost[0]
+    if seed not in trapped:  # with another model
+        seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
     draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png")
-    title += f" (seed {seed}; the whole course in {len(lost)} of {len(runs)} seeds)"
+    title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
 
@@ -458,12 +459,14 @@ def draw_losses(title, runs, out):  # runs: {method: list of Run}
     ax = fig.add_subplot()
     for number, (method, of_method) in enumerate(runs.items()):
         lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
-        lost_after = lost_after[np.isfinite(lost_after)]
+        lost_after = lost_after[lost_after < UPDATES]
         n = len(of_method)
-        x = [0, *lost_after, 6400]
-        y = [1, *(1 - np.arange(1, len(lost_after) + 1) / n), 1 - len(lost_after) / n]
-        ax.step(x, y, DASHES[number % len(DASHES)], where="post", color=f"C{number}", lw=2, label=f"{method}, {n} runs")
-    ax.set_xlabel("updates so far (of 6,400)")
+        left = 1 - np.arange(len(lost_after) + 1) / n  # at first 1, then a step down for each loss
+        x = [0, *lost_after, UPDATES]
+        y = [*left, left[-1]]
+        label = f"{method}, {n} runs"
+        ax.step(x, y, DASHES[number % len(DASHES)], where="post", color=f"C{number}", lw=2, label=label)
+    ax.set_xlabel(f"updates so far (of {UPDATES:,})")
     ax.set_ylabel("share of the runs that is not lost")
     ax.set_ylim(0, 1.03)
     fig.suptitle(title)
