@@ -261,8 +261,9 @@ def test_what_the_page_says_of_single_runs():
     args.folder = ROOT / "figures/tiny"
     page = (ROOT / "figures/CLAIMS.md").read_text()
     never, back = [], []
-    for method in ("PPO", "no KL", "clip-higher", "StarPO-S", "GRPO", "random quarter"):
-        for seed, found in enumerate(paper.runs_of("trap", method, args)):
+    of_trap = [("trap", method) for method in ("PPO", "no KL", "clip-higher", "StarPO-S", "GRPO", "random quarter", "StarPO-S of 32")]
+    for world, method in (*of_trap, ("trap, long", "keep 25%")):
+        for seed, found in enumerate(paper.runs_of(world, method, args)):
             peak_at, lost_at = plots.peak_and_collapse(found)
             iterations, success = found.series("success")
             if lost_at is not None and success[:lost_at - 1].max() < 0.6:
@@ -272,7 +273,7 @@ def test_what_the_page_says_of_single_runs():
                 back.append((method, seed))
     assert never == [("PPO", 10), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0), ("random quarter", 1)]
     assert "PPO's seed 10; GRPO's 1 and 4; the random quarter's 0 and 1" in page
-    assert back == [("no KL", 2), ("StarPO-S", 7)] and "StarPO-S's seed 7 and *no KL*'s 2 came back, so did *keep 25%*'s 4 in the long trap" in page
+    assert back == [("no KL", 2), ("StarPO-S", 7), ("keep 25%", 4)] and "StarPO-S's seed 7 and *no KL*'s 2 came back, so did *keep 25%*'s 4 in the long trap" in page
 
     six, one = (np.array([ledger.end(found, "eval sokoban") for found in paper.runs_of("sokoban", method, args)])
                 for method in ("6 actions", "1 action"))
