@@ -420,8 +420,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
     NOTE: the world's tokens are skipped. The model did not choose them: they are not steps and must not discount."""
     advantage = torch.zeros_like(value)
-    # Nothing comes after the last turn, even if only the limit of turns or actions ended the episode.
-    next_advantage = next_value = torch.zeros_like(value[:, 0])
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the end, even if a limit ended it
     for t in reversed(range(value.shape[1])):
         own = mask[:, t]  # did the model write it?
         delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where it did not
@@ -602,7 +601,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP) | bool(watch(row, trajs, learned, models, cfg))  # STOP first: processes agree in watch
+            over |= bool(STOP)  # before `watch`, where several processes may agree on it
+            over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
