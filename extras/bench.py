@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import envs
 import ragen_mini as rm
-from extras import recipes
+from extras import mutants, recipes
 
 FIRST_SEED = len(envs.EVAL_SEEDS)  # lower ones are for evaluation
 
@@ -342,6 +342,7 @@ def agree(args):
 def activations(args):
     """Bytes a token that the forward pass keeps for the backward one, under bf16 autocast, random weights: the slope
     between 128 and 256 tokens, in which the bf16 copies of the weights cancel."""
+    import peft
     shapes = {
         "SmolLM2-135M": transformers.LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
                                                  num_attention_heads=9, num_key_value_heads=3),
@@ -350,8 +351,13 @@ def activations(args):
     for name, config in shapes.items():
         config.vocab_size = 1000  # the logits are counted apart
         body = transformers.AutoModel.from_config(config)
-        slope = (bytes_kept(body, 256) - bytes_kept(body, 128)) / 128
-        print(f"{name}: {slope / 1e6:.2f} MB a token")
+        print(f"{name}: {bytes_a_token(body) / 1e6:.2f} MB a token", end="")
+        adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])  # as in recipes.lora
+        print(f", with LoRA {bytes_a_token(peft.get_peft_model(body, adapters)) / 1e6:.2f}")
+
+
+def bytes_a_token(body):
+    return (bytes_kept(body, 256) - bytes_kept(body, 128)) / 128
 
 
 def bytes_kept(body, T):
@@ -370,6 +376,12 @@ def bytes_kept(body, T):
     return sum(storages.values())
 
 
+def about():  # -> the first line of the output, so that a file of it says where it comes from
+    cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    command = " ".join(["python extras/bench.py", *sys.argv[1:]])
+    return f"{command}: commit {mutants.commit()}, {cpu}, torch {torch.__version__}, transformers {transformers.__version__}"
+
+
 def main():
     parser = argparse.ArgumentParser("bench.py", description=__doc__.partition("\n\n")[0])
     for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16),
@@ -382,6 +394,7 @@ def main():
     torch.set_num_threads(args.threads)
     if args.memory_of:
         return peak_memory(args)
+    print(about(), flush=True)
     for mode in modes:
         if getattr(args, mode.__name__):
             return mode(args)
