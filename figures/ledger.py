@@ -18,6 +18,9 @@ import numpy as np
 import plots
 import warnings_of_loss
 
+UPDATES = 6400  # of a run of the trap, and of one of the long trap with a quarter of the groups
+WON = 0.9
+
 
 # ------------------------------------------------------------------------------------------ measures of one run
 def curve(run, metric):
@@ -65,6 +68,14 @@ def updates_until_lost(run):  # -> number of gradient steps; inf: it was not los
     if lost_at is None:
         return math.inf
     return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_at)
+
+
+def updates_held(runs):  # -> (runs,): those until they were lost, of at most UPDATES
+    return np.minimum([updates_until_lost(run) for run in runs], UPDATES)
+
+
+def has_won(run):  # a mean success of five iterations of 0.9 or more, at some time
+    return forward_means(run.series("success")[1], plots.WINDOW).max() >= WON
 
 
 def trapped(run, metric):
@@ -264,6 +275,26 @@ def verdict(claim, answer, p, samples):  # p: corrected
     if p < 0.05:
         return answer
     return f"open: would need {seeds_needed(claim, samples)}"
+
+
+def log_rank(ours, theirs):  # two lists of runs -> two-sided p
+    """Are two sets of runs lost equally soon, counted in updates? At each loss: how many of ours would be expected among
+    the lost, if all that are left were alike (Mantel 1966)? A run that is not lost counts up to UPDATES."""
+    return chi_square(*(np.array([updates_until_lost(run) for run in runs]) for runs in (ours, theirs)))[1]
+
+
+def chi_square(ours, theirs):  # times of loss, inf: none -> the log-rank statistic, its p
+    excess = variance = 0.0
+    everyone = np.concatenate([ours, theirs])
+    for time in np.unique(everyone[np.isfinite(everyone)]):
+        left, left_ours = (everyone >= time).sum(), (ours >= time).sum()
+        lost, lost_ours = (everyone == time).sum(), (ours == time).sum()
+        share = left_ours / left
+        excess += lost_ours - lost * share
+        if left > 1:
+            variance += lost * share * (1 - share) * (left - lost) / (left - 1)
+    statistic = excess ** 2 / variance if variance else 0.0
+    return statistic, math.erfc(math.sqrt(statistic / 2))
 
 
 def lost_by_updates(runs, horizons=(1600, 6400)):  # -> cells: updates an iteration, k of n [interval] for each

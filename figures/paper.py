@@ -59,7 +59,6 @@ TITLES = plots.LOOKS | {
     "value_loss": "value loss",
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
 DASHES = ("-", "--", "-.", ":")
-UPDATES = 6400  # of a run of the trap, and of one of the long trap with a quarter of the groups
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
 
@@ -74,9 +73,10 @@ def jobs(world, method, args):  # -> {name of the run: its settings}, one a seed
     rest = settings["iterations"] % settings.get("online_k", 1)
     need(rest == 0, "--iterations: a multiple of 10, for Online-k")
     seeds = args.seeds or seeds_of(world, method)
+    first = settings.pop("first_seed", 0)
     mark = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
     words = re.findall(r"\w+", f"{world} {method} {mark:08x}")
-    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(seeds)}
+    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(first, first + seeds)}
 
 
 def seeds_of(world, method):
@@ -459,14 +459,14 @@ def draw_losses(title, runs, out):  # runs: {method: list of Run}
     ax = fig.add_subplot()
     for number, (method, of_method) in enumerate(runs.items()):
         lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
-        lost_after = lost_after[lost_after < UPDATES]
+        lost_after = lost_after[lost_after < ledger.UPDATES]
         n = len(of_method)
         left = 1 - np.arange(len(lost_after) + 1) / n  # at first 1, then a step down for each loss
-        x = [0, *lost_after, UPDATES]
+        x = [0, *lost_after, ledger.UPDATES]
         y = [*left, left[-1]]
         label = f"{method}, {n} runs"
         ax.step(x, y, DASHES[number % len(DASHES)], where="post", color=f"C{number}", lw=2, label=label)
-    ax.set_xlabel(f"updates so far (of {UPDATES:,})")
+    ax.set_xlabel(f"updates so far (of {ledger.UPDATES:,})")
     ax.set_ylabel("share of the runs that is not lost")
     ax.set_ylim(0, 1.03)
     fig.suptitle(title)
@@ -515,6 +515,34 @@ def updates(name, args):  # -> Markdown; a row a method: how many of its runs we
             lines[method] = [method] + ledger.lost_by_updates(runs)
     head = ["", "updates an iteration", "lost in the first 1,600 updates", "in the first 6,400"]
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
+
+
+def equal(name, args):  # -> Markdown: losses at equal numbers of updates, runs that never won apart (ledger.log_rank)
+    won, rows = {}, []
+    for world, _, methods in PAPER["figures"][name]["panels"]:
+        for method in PAPER["sets"][methods]:
+            runs = runs_of(world, method, args)
+            won[method] = [run for run in runs if ledger.has_won(run)]
+            lost = in_updates([won[method]])
+            if won[method]:
+                lost = f"{ledger.lost_by_updates(won[method])[-1]} lost, after {lost} updates"
+            rows.append([method, str(len(runs)), str(len(won[method])), lost])
+    page = [PAPER["figures"][name]["title"], markdown(["", "runs", "won", "of these (6,400: not lost)"], rows)]
+    pairs = [(won[ours], won[theirs]) for ours, theirs in PAPER["figures"][name]["compared"]]
+    ps = [ledger.log_rank(*pair) for pair in pairs]
+    rows = []
+    for methods, pair, p, corrected in zip(PAPER["figures"][name]["compared"], pairs, ps, ledger.holm(ps, 1)):
+        rows.append([" - ".join(methods), in_updates(pair), f"{p:.3f}", f"{corrected:.3f}"])
+    page.append(markdown(["", "updates longer", "log-rank p", "p (Holm)"], rows))
+    return "\n\n".join(page) + caption(name)
+
+
+def in_updates(samples):  # lists of runs -> mean (or difference of means) of the updates until they were lost [95%]
+    if not all(samples):
+        return "-"
+    samples = [ledger.updates_held(runs) for runs in samples]
+    low, high = ledger.interval(samples)
+    return f"{ledger.mean_of(samples):.0f} [{low:.0f}, {high:.0f}]"
 
 
 def starts(name, args):  # -> Markdown; a row for each embedded model that has runs here
@@ -618,7 +646,7 @@ def summary(name, args):  # -> Markdown: the same, short
 
 # ---------------------------------------------------------------------------------------------- command line
 KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig": figure, "table": table, "results": results,
-         "starts": starts, "updates": updates, "warnings": warnings, "claims": claims, "summary": summary}
+         "starts": starts, "updates": updates, "equal": equal, "warnings": warnings, "claims": claims, "summary": summary}
 
 
 def show(name, args):  # -> Markdown

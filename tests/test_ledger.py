@@ -239,6 +239,33 @@ def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
         assert line.strip("| ").split(" | ")[-1].startswith(verdict), (verdict, line)
 
 
+def test_log_rank_by_hand():
+    """Lost after 2 and 4 and not; and after 1, 3, 5. Among those left, ours are 3 of 6, 3 of 5, 2 of 4, 2 of 3, 1 of 2."""
+    excess = (0 - 1 / 2) + (1 - 3 / 5) + (0 - 1 / 2) + (1 - 2 / 3) + (0 - 1 / 2)
+    variance = 1 / 4 + 6 / 25 + 1 / 4 + 2 / 9 + 1 / 4
+    statistic, p = ledger.chi_square(np.array([2, 4, math.inf]), np.array([1, 3, 5]))
+    assert statistic == pytest.approx(excess ** 2 / variance) and p == pytest.approx(0.4862, abs=1e-4)
+    # two of five at once, two of the five are ours: the number among them is hypergeometric
+    chances = [math.comb(2, k) * math.comb(3, 2 - k) / math.comb(5, 2) for k in range(3)]
+    mean = sum(k * chance for k, chance in enumerate(chances))
+    variance = sum((k - mean) ** 2 * chance for k, chance in enumerate(chances))
+    statistic, _ = ledger.chi_square(np.array([7, 7]), np.array([math.inf] * 3))
+    assert statistic == pytest.approx((2 - mean) ** 2 / variance)
+    assert ledger.chi_square(np.full(3, math.inf), np.full(4, math.inf)) == (0, 1), "nothing is lost"
+
+
+def test_log_rank_finds_what_is_there_and_not_more():
+    rng = np.random.default_rng(0)
+    found = []
+    for scale in (1, 3):
+        ps = []
+        for _ in range(400):
+            times = [rng.exponential(longer, 20) for longer in (scale, 1)]
+            ps.append(ledger.chi_square(*(np.where(time > 2, math.inf, time) for time in times))[1])
+        found.append(np.mean(np.array(ps) < 0.05))
+    assert found[0] < 0.09 and found[1] > 0.7
+
+
 def test_what_the_page_says_of_adams_memory():
     """Lost with beta2 0.9 and with the default; and Fisher's exact test of these counts, by hand."""
     args = paper.parse(["claims"])
