@@ -1,0 +1,164 @@
+"""A real pretrained model learns: SmolLM2-135M-Instruct, on a CPU. First the form (extras/warm_start.py), then GRPO.
+
+    python figures/smollm2.py bandit --seed 1 --model FOLDER    FOLDER: SmolLM2-135M-Instruct, or its hub id
+    python figures/smollm2.py draw                              figures/smollm2/fig-smollm2.png, and a table
+
+Everything that a run tells is written, at every evaluation, to figures/smollm2/WORLD-seedN.json: the warm start, the
+settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain `generate`, before and
+after. The warm-started model and the run lie in runs/smollm2. The settings were tried on the bandit with seed 100;
+the lake has the bandit's.
+"""
+import argparse
+import contextlib
+import json
+import platform
+import resource
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+FIGURES = Path(__file__).resolve().parent
+ROOT = FIGURES.parent
+sys.path.insert(0, str(ROOT))
+
+import matplotlib.figure
+import matplotlib.style
+import numpy as np
+import torch
+import transformers
+
+import envs
+import plots
+import ragen_mini as rm
+from envs import need
+from extras import mutants, recipes, warm_start
+
+RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
+SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5, max_new_tokens=60,
+              eval_prompts=128, save_every=5, device="cpu")
+PASS = 4096  # tokens of a forward-backward pass, most of which are read in one row
+WORLDS = {
+    "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
+    "lake": dict(env="frozenlake", iterations=40, eval_every=10)}
+
+
+def run(world, seed, model):
+    torch.set_num_threads(1)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    warm, name = RUNS / f"warm-{world}-seed{seed}", f"{world}-seed{seed}"
+    settings = SHARED | WORLDS[world] | {"seed": seed}
+    report = {"command": f"python figures/smollm2.py {world} --seed {seed}", "commit": mutants.commit(),
+              "machine": f"one thread of {cpu()}, torch {torch.__version__}", "day": time.strftime("%Y-%m-%d")}
+    report["warm start"] = start_warm(model, warm, settings)
+    folder = RUNS / name
+    cfg = rm.Config(**settings, model=str(warm), out=str(folder))
+    if Path(folder, "checkpoint", "trainer.pt").exists():  # stopped: go on
+        cfg = rm.parse_config(["--resume", str(folder)])
+    report["settings"] = {key: value for key, value in asdict(cfg).items() if key not in ("model", "out", "resume")}
+
+    def watch(row, trajs, learned, models, cfg):  # the report is whole after every evaluation
+        if "eval" in row:
+            lines = Path(cfg.out, "log.jsonl").read_text().splitlines()
+            report["rows"] = [json.loads(line) for line in lines] + [row]
+            report["episodes"] = samples_of(cfg.out)
+            report["plain generate"] = report.get("plain generate", [])[:1] + [plain_answer(models, cfg)]
+            report["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            write(report, DATA / f"{name}.json")
+    models = rm.load_models(cfg)
+    recipes.share_beginning(models.policy)  # the same gradients, in half the time
+    rm.MICRO_TOKENS = PASS
+    rm.train(cfg, models, watch=watch)
+
+
+def cpu():
+    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def start_warm(model, folder, settings):  # -> what the program printed
+    words = [model, str(folder)]
+    for key in ("env", "max_turns", "max_new_tokens", "seed"):
+        if key in settings:
+            words += ["--" + key.replace("_", "-"), str(settings[key])]
+    told = folder.with_suffix(".txt")
+    if not folder.exists():
+        with open(told, "w") as file, contextlib.redirect_stdout(file):
+            warm_start.main([*words, "--eval-prompts", "64", "--device", "cpu"])
+    return [line for line in told.read_text().splitlines() if not line.startswith("saved")]
+
+
+def samples_of(folder):  # two episodes of the first and of the last evaluation
+    samples = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
+    return samples[:2] + samples[-2:]
+
+
+def plain_answer(models, cfg):  # greedy, without a line of ours but the prompt
+    ids = rm.begin(cfg.env, 0, 0, 0, models.tok, cfg).ids
+    written = models.policy.generate(torch.tensor([ids]), max_new_tokens=cfg.max_new_tokens, do_sample=False)
+    return models.tok.decode(written[0])
+
+
+def write(report, file):
+    file.parent.mkdir(exist_ok=True)
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(report, indent=0))
+    new.replace(file)
+
+
+# ------------------------------------------------------------------------------------------------ picture, table
+def load():  # -> {"bandit-seed1": report}
+    return {file.stem: json.loads(file.read_text()) for file in sorted(DATA.glob("*.json"))}
+
+
+def table(reports):  # -> Markdown
+    lines = ["| | success before | after | iterations | hours | tokens a second | peak memory |", "|---|---|---|---|---|---|---|"]
+    for name, report in reports.items():
+        world, = report["rows"][0]["eval"]
+        n = report["settings"]["eval_prompts"]
+        evals = [envs.with_interval(row["eval"][world], n) for row in report["rows"] if "eval" in row]
+        played = report["rows"][1:]
+        seconds = sum(row["seconds_rollout"] + row["seconds_update"] for row in played)
+        speed = sum(row["tokens"] for row in played) / max(seconds, 1)
+        memory = report["peak memory, MiB"] / 1024
+        lines.append(f"| {name} | {evals[0]} | {evals[-1]} | {len(played)} | {seconds / 3600:.1f} | {speed:.0f} | {memory:.1f} GiB |")
+    return "\n".join(lines)
+
+
+@matplotlib.style.context(plots.STYLE)
+def draw(reports, out):
+    worlds = list(dict.fromkeys(name.partition("-")[0] for name in reports))
+    fig = matplotlib.figure.Figure(figsize=(9, 3.2), layout="constrained")
+    for place, world in enumerate(worlds, 1):
+        ax = fig.add_subplot(1, len(worlds), place)
+        of_world = {name: report for name, report in reports.items() if name.startswith(world)}
+        for number, (name, report) in enumerate(of_world.items()):
+            run = plots.Run(report["settings"], report["rows"])
+            metric = f"eval {report['settings']['env']}"
+            x, y = run.series(metric)
+            intervals = np.array([envs.interval(success, report["settings"]["eval_prompts"]) for success in y])
+            ax.plot(x, y, "-o", color=f"C{number}", lw=2, label=f"seed {report['settings']['seed']}")
+            ax.fill_between(x, *intervals.T, color=f"C{number}", alpha=0.15, lw=0)
+        for level, words in zip(plots.yardsticks_of(run, metric), ("random", "optimal")):
+            ax.axhline(level, color="0.4", lw=1, ls=":")
+            ax.text(0.98, level - 0.02, f"{words} {level:.2f}", ha="right", va="top", transform=ax.get_yaxis_transform())
+        plots.finish_panel(ax, metric)
+        ax.legend(loc="lower right")
+    fig.suptitle("SmolLM2-135M-Instruct after a warm start: success on 128 held-out levels")
+    fig.savefig(out, dpi=90)
+    return out
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*WORLDS, "draw"])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    args = parser.parse_args()
+    if args.what == "draw":
+        reports = load()
+        need(reports, "no run yet: python figures/smollm2.py bandit")
+        print(table(reports))
+        print(draw(reports, DATA / "fig-smollm2.png"))
+    else:
+        run(args.what, args.seed, args.model)
