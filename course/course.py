@@ -3,8 +3,6 @@
     gae = use("gae", gae)       prints Yours / Spec; returns yours if it passes, else the shipped function
     earned("gae")               the graded cells end with this: an error where it did not pass
     python course/course.py     trains the spoilt runs that course/tutorial.jsonl lacks (ten minutes for all)
-
-checks.py compares, exercises.py has the exercises, staff/hidden_checks.py more inputs.
 """
 import contextlib
 import io
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import plots
 import ragen_mini
-from checks import COURSE, ROOT, check, envs, mutant
+from checks import COURSE, check, envs, mutant
 from exercises import BUGS, EXERCISES
 
 SPOILT = COURSE / "tutorial.jsonl"
@@ -31,10 +29,7 @@ SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
 def use(name, answer):
     exercise = EXERCISES[name]
-    cases = exercise.cases
-    if os.environ.get("HIDDEN_CHECKS"):  # a lecturer sets it for `nbgrader autograde`
-        from staff import hidden_checks
-        cases = cases + hidden_checks.CASES[name]
+    cases = exercise.cases(int(os.environ.get("HIDDEN_CHECKS", 0)))  # a lecturer sets it for `nbgrader autograde`
     problem = check(exercise, answer, cases)
     if answer is SHIPPED[name] and RESULTS.get(name) is False:
         problem = "this is the shipped one. Run the cell with your answer again, then this one"
@@ -69,15 +64,13 @@ def quietly(function, *args):
 
 def learned(rows):
     """Is success after the run above that before it, by more than chance? The 95% intervals do not touch."""
-    evals = [row["eval"] for row in rows if "eval" in row]
+    evals = [list(row["eval"].values())[0] for row in rows if "eval" in row]
     if len(evals) < 2:
         print("success was not measured before and after")
         return False
-    before, after = (list(success.values())[0] for success in (evals[0], evals[-1]))
-    for when, success in (("before", before), ("after", after)):
-        low, high = envs.interval(success, 256)
-        print(f"success {when:6} {success:.2f}, 95% interval {low:.2f} to {high:.2f}")
-    grown = gained(before, after)
+    for when, success in (("before", evals[0]), ("after", evals[-1])):
+        print("success {:6} {:.2f}, 95% interval {:.2f} to {:.2f}".format(when, success, *envs.interval(success, 256)))
+    grown = gained(evals[0], evals[-1])
     print("The intervals do not touch: it has grown." if grown else "It has not grown by more than chance may do.")
     return grown
 
@@ -88,11 +81,9 @@ def gained(before, after, levels=256):
 
 def score():
     """A table of all points of the visible checks."""
-    total = 0
     for name, exercise in EXERCISES.items():
-        points = exercise.points * passed(name)
-        total += points
-        print(f"{points:4g} of {exercise.points:<4g} {exercise.title}")
+        print(f"{exercise.points * passed(name):4g} of {exercise.points:<4g} {exercise.title}")
+    total = sum(exercise.points * passed(name) for name, exercise in EXERCISES.items())
     print(f"{total:4g} of {sum(exercise.points for exercise in EXERCISES.values()):g}")
 
 
@@ -106,25 +97,25 @@ def html(text):  # -> shown by the notebook
     return HTML(text)
 
 
-def cell(text, colour="transparent", tag="td"):
-    return f"<{tag} style='background:{colour};padding:2px 5px;text-align:center;white-space:nowrap'>{text}</{tag}>"
+def table(rows, size):  # rows of (text, colour)
+    lines = []
+    for row in rows:
+        lines.append("<tr>" + "".join(f"<td style='background:{colour};padding:2px 5px;text-align:center;"
+                                      f"white-space:nowrap'>{text}</td>" for text, colour in row))
+    return f"<table style='font-size:{size}px;margin:0 0 8px 0'>{''.join(lines)}</table>"
 
 
 def board(env):
     """The picture of a world in colours, beside the text that the program sends."""
-    lines = []
-    for line in env.render().splitlines():
-        lines.append("<tr>" + "".join(cell(symbol, SQUARES.get(symbol, "#fff")) for symbol in line.split()) + "</tr>")
-    grid = f"<table style='font-size:20px;line-height:1.3'>{''.join(lines)}</table>"
-    text = f"<pre style='margin-left:40px'>{env.instruction}\n\n{env.render()}</pre>"
-    return html(f"<div style='display:flex'>{grid}{text}</div>".replace(". ", ".\n"))
+    rows = [[(symbol, SQUARES.get(symbol, "#fff")) for symbol in line.split()] for line in env.render().splitlines()]
+    task = env.instruction.replace(". ", ".\n")
+    text = f"<pre style='margin-left:40px'>{task}\n\n{env.render()}</pre>"
+    return html(f"<div style='display:flex'>{table(rows, 20)}{text}</div>")
 
 
 def tint(x, most):  # -> red below 0, green above, paler near 0
-    if most == 0 or x == 0:
-        return "transparent"
-    hue = "40,160,60" if x > 0 else "210,50,50"
-    return f"rgba({hue},{0.15 + 0.7 * min(1.0, abs(x) / most):.2f})"
+    strength = 0.15 + 0.7 * abs(x) / most if x else 0
+    return f"rgba({'40,160,60' if x > 0 else '210,50,50'},{strength:.2f})"
 
 
 def show_episode(traj, tok, width=16, **rows):
@@ -133,13 +124,13 @@ def show_episode(traj, tok, width=16, **rows):
     blocks = []
     for first in range(0, len(words), width):
         part = range(first, min(first + width, len(words)))
-        lines = [cell("token", tag="th") + "".join(cell(words[t], "#bcd8ff" if traj.mask[t] else "#eee") for t in part)]
-        for name, values in rows.items() if any(traj.mask[t] for t in part) else ():
-            most = max(abs(x) for x in values)
-            numbers = [cell(f"{values[t]:.2f}" if traj.mask[t] else "", tint(values[t], most)) for t in part]
-            lines.append(cell(name, tag="th") + "".join(numbers))
-        blocks.append("".join(f"<tr>{line}</tr>" for line in lines))
-    return html("".join(f"<table style='font-size:11px;margin:0 0 8px 0'>{block}</table>" for block in blocks))
+        block = [[("token", "")] + [(words[t], "#bcd8ff" if traj.mask[t] else "#eee") for t in part]]
+        for name, values in rows.items() if any(traj.mask[first:first + width]) else ():
+            most = max(map(abs, values))
+            shown = [(f"{values[t]:.2f}", tint(values[t], most)) if traj.mask[t] else ("", "") for t in part]
+            block.append([(name, "")] + shown)
+        blocks.append(table(block, 11))
+    return html("".join(blocks))
 
 
 def page(file):
@@ -152,8 +143,7 @@ def watch(row, trajs, batches, models, cfg):
     """For rm.train(cfg, watch=watch): the curves so far, every five iterations."""
     from IPython.display import Image, clear_output, display
     i = row["iteration"]
-    due = i % 5 == 0 or i == cfg.iterations  # a picture takes as long as an iteration of a small model
-    if not due or i == 0:  # 0: before training, nothing to draw
+    if i == 0 or i % 5 and i < cfg.iterations:  # a picture takes as long as an iteration of a small model
         return
     logged = plots.load(cfg.out)  # all rows but this one
     run = plots.Run(logged.config, logged.rows + [row])
@@ -164,24 +154,22 @@ def watch(row, trajs, batches, models, cfg):
 
 
 def series(config, rows, column):  # -> iterations, values; "eval": success in the world of the training
-    name = f"eval {config['env']}" if column == "eval" else column
-    return plots.Run(config, rows).series(name)
+    return plots.Run(config, rows).series(f"eval {config['env']}" if column == "eval" else column)
 
 
 def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     import matplotlib.pyplot as plt
-    fig, axes = plt.subplots(1, len(columns), figsize=(3 * len(columns), 2.5), layout="constrained")
+    _, axes = plt.subplots(1, len(columns), figsize=(3 * len(columns), 2.5), layout="constrained")
     for ax, column in zip(axes, columns):
-        curves = {label: series(*run, column) for label, run in runs.items()}
-        for style, (label, (x, y)) in zip(("-o", "--s"), curves.items()):
-            ax.plot(x, y, style, ms=2.5, label=label)
+        for style, (label, run) in zip(("-o", "--s"), runs.items()):
+            ax.plot(*series(*run, column), style, ms=2.5, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
-        if column == "grad_norm" and all(value > 0 for _, y in curves.values() for value in y):
+        if column == "grad_norm" and all((line.get_ydata() > 0).all() for line in ax.lines):
             ax.set_yscale("log")  # which has no place for 0
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
-        ax.set_title({"eval": "success on held-out levels"}.get(column, column), fontsize=9)
+        ax.set_title("success on held-out levels" if column == "eval" else column, fontsize=9)
         ax.set_xlabel("iteration", fontsize=8)
     if len(runs) > 1:
         axes[0].legend(fontsize=8)
@@ -191,37 +179,28 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
 # --------------------------------------------------------------------------- the spoilt runs of the bug hunt
 RUNS = {  # name: the bug, the algorithm
     "right, ppo": (None, "ppo"), "right, grpo": (None, "grpo"), "returns": ("returns", "grpo"),
-    "compute_advantages": ("compute_advantages", "ppo"),
-    "sample": ("sample", "ppo"), "take_turn": ("take_turn", "ppo")}
+    "compute_advantages": ("compute_advantages", "ppo"), "sample": ("sample", "ppo"), "take_turn": ("take_turn", "ppo")}
 PACKED = ("iteration", "eval", "success", "reward_std", "entropy", "grad_norm", "value_loss", "valid")
 
 
 def spoilt_runs():  # -> {name: (config, rows)}
-    if not SPOILT.exists():
-        return {}
-    packed = [json.loads(line) for line in SPOILT.read_text().splitlines()]
+    packed = [json.loads(line) for line in SPOILT.read_text().splitlines()] if SPOILT.exists() else []
     return {line["run"]: (line["config"], line["rows"]) for line in packed}
 
 
 def train_missing(folder):
-    for run, (bug, algo) in RUNS.items():
-        if run in spoilt_runs():
-            continue
+    for run in RUNS.keys() - spoilt_runs().keys():
+        bug, algo = RUNS[run]
         right = {name: getattr(ragen_mini, name) for name in BUGS}
         if bug:
-            mutant(right[bug], *BUGS[bug], module=ragen_mini)  # it takes the right one's place
+            mutant(right[bug], *BUGS[bug], names=vars(ragen_mini))  # it takes the right one's place
         cfg = ragen_mini.Config(model="tiny", device="cpu", env="sokoban", algo=algo, iterations=20, eval_every=5,
                                 out=f"{folder}/run")
         rows, _ = ragen_mini.train(cfg)
         vars(ragen_mini).update(right)
-        rows = [{key: shorten(row[key]) for key in PACKED if key in row} for row in rows]
-        line = {"run": run, "config": {"env": cfg.env, "online_k": 1}, "rows": rows}
+        rows = [{name: row[name] for name in PACKED if name in row} for row in rows]
         with open(SPOILT, "a") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-
-def shorten(x):  # to four significant digits
-    return {key: shorten(value) for key, value in x.items()} if isinstance(x, dict) else float(f"{x:.4g}")
+            file.write(json.dumps({"run": run, "config": {"env": cfg.env}, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

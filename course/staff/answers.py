@@ -1,8 +1,7 @@
-"""Answers to the exercises of tutorial.ipynb, as cells: the shipped functions, and notebooks made with them.
+"""Answers to the exercises of tutorial.ipynb, as cells: the shipped functions, what students write, notebooks with them.
 
     python course/staff/answers.py solved.ipynb
 """
-import copy
 import json
 import sys
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import checks
-import exercises
+from exercises import EXERCISES
+from staff import right_answers
 
 NOTEBOOK = checks.ROOT / "tutorial.ipynb"
-SOLVED = {name: f"from ragen_mini import {name}" for name in exercises.EXERCISES}
-SOLVED |= {
-    "moves": "from exercises import solve\n\n\ndef moves():\n    room = envs.make('sokoban')\n    room.reset(7)\n"
-             "    return solve(room)",
+SOLVED = {name: f"from ragen_mini import {name}" for name in EXERCISES} | {
+    "moves": checks.text_of(right_answers.moves),
     "outcomes": "outcomes = envs.FrozenLake.outcomes",
     "yardsticks": "from envs import yardsticks",
     # seconds, not minutes
@@ -26,7 +24,28 @@ SOLVED |= {
 }
 
 
-def notebook(answers=None, **fields):  # {exercise: source of its answer cell} -> the notebook as a dict
+def cell_of(name, *pieces):  # of answers.txt: the first text that has these pieces
+    shipped = EXERCISES[name].solution
+    module = shipped.__module__.removeprefix("pristine_")
+    try:
+        text = checks.mutated(checks.text_of(shipped), *pieces)
+    except AssertionError:
+        return checks.mutated(checks.text_of(getattr(right_answers, name)), *pieces)
+    return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}" if pieces[0] else text
+
+
+RIGHT, WRONG = {}, {}  # {exercise: [source, ...]}, {exercise: [(words of the message, source), ...]}
+for name in EXERCISES:
+    RIGHT[name] = [checks.text_of(getattr(right_answers, name))] if hasattr(right_answers, name) else []
+    WRONG[name] = []
+    for words, *pieces in checks.ANSWERS[name]:
+        if words == "right":
+            RIGHT[name].append(cell_of(name, *pieces))
+        else:
+            WRONG[name].append((words.removeprefix("~").removeprefix("hidden"), cell_of(name, *pieces)))
+
+
+def notebook(answers=None):  # {exercise: source of its answer cell} -> the notebook as a dict
     book = json.loads(NOTEBOOK.read_text())
     for cell in book["cells"]:
         name = cell["id"].removesuffix("-answer")
@@ -39,14 +58,6 @@ def save(book, file):
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     Path(file).write_text(json.dumps(book))
     return file
-
-
-def with_cell(book, source, after="imports"):  # the student adds a cell of his own
-    book = copy.deepcopy(book)
-    place = [cell["id"] for cell in book["cells"]].index(after) + 1
-    own = dict(cell_type="code", id=f"own-{place}", metadata={}, source=source, outputs=[], execution_count=None)
-    book["cells"].insert(place, own)
-    return book
 
 
 if __name__ == "__main__":
