@@ -25,6 +25,7 @@ import contextlib
 import itertools
 import math
 import runpy
+import sys
 import zlib
 from functools import lru_cache, partial
 from pathlib import Path
@@ -50,6 +51,8 @@ def or_say(advice):  # libraries raise exceptions of all kinds: each becomes our
     try:
         yield
     except Exception as error:
+        if sys.flags.dev_mode:  # a bug of your own? `python -X dev ragen_mini.py` shows where
+            raise
         raise UserError(f"{advice} ({error!r:.150})") from error
 
 
@@ -70,8 +73,7 @@ class Env:
                                        staticmethod: the level must depend on the seed alone, since find_level caches it
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
-        render()                    -> self.state as text
-    """
+        render()                    -> self.state as text"""
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
@@ -109,7 +111,7 @@ def find_level(world, draw_args, seed):  # -> level, initial state
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
-    raise UserError(f"{world.__name__}: no level found. Does draw return None too often? Too few? Then write split = False")
+    raise UserError(f"{world.__name__}: no level. Too often None from draw? Too few levels? Then write split = False")
 
 
 # --------------------------------------------------------------------------------------------------- bandit
@@ -311,10 +313,10 @@ ENVS = {  # those with _ in their names are for evaluation: does what was learnt
 
 
 def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, other worlds ignore it
-    world = find_world(name)
-    if isinstance(world, type) and issubclass(world, FrozenLake):
-        return world(success_rate=success_rate)
-    return world()
+    env = find_world(name)()
+    if isinstance(env, FrozenLake):
+        env.success_rate = success_rate
+    return env
 
 
 def find_world(name):  # -> what makes the world when it is called

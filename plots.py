@@ -1,4 +1,4 @@
-"""What a run logs, and pictures of it, from config.json and log.jsonl in its folder. Nothing is trained.
+"""What a run logs, when it is dead, and pictures of it, from config.json and log.jsonl in its folder.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
@@ -35,7 +35,7 @@ LOOKS = {  # the columns of log.jsonl that are drawn, and what to look for
     "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same phrases in every episode
     "seconds": "seconds so far",
 }
-DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # after evaluations
+DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # panels, besides evaluations
 AS_MEASURED = ("reward_std", "seconds")  # others are drawn as moving averages
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
@@ -92,17 +92,17 @@ class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
-    def __post_init__(self):  # row["eval"] is {"sokoban": 0.4}: make "eval sokoban" a column, and "seconds" so far
-        seconds = 0
-        rows, self.rows = self.rows, []
-        yardsticks = self.config.setdefault("yardsticks", {})
-        for row in rows:
-            yardsticks.update(row.get("yardsticks", {}))
+    def __post_init__(self):  # more columns: "seconds" so far; of {"eval": {"sokoban": 0.4}} "eval sokoban"
+        yardsticks = self.config.setdefault("yardsticks", {})  # of each world: random, optimal
+        seconds, rows = 0, []
+        for row in self.rows:
             seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
             columns = row | {"seconds": seconds}
             for world, success in row.get("eval", {}).items():
                 columns[f"eval {world}"] = success
-            self.rows.append(columns)
+            rows.append(columns)
+            yardsticks.update(row.get("yardsticks", {}))
+        self.rows = rows
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
         rows = [row for row in self.rows if row.get(metric) is not None]
@@ -129,7 +129,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} was stopped early: ten iterations in a row had no differing returns to learn from")
+            print(f"{label} ended early: for ten iterations all returns were equal, which teaches nothing")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 

@@ -51,9 +51,9 @@ from envs import UserError, need, or_say
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (released code) names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
 MAX_GRAD_NORM = 1.0  # gradients with a larger norm are scaled down to this (released code)
-VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code)
+VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code); Sokoban pays 10.9
 TINY = Path(__file__).parent / "tiny"
-CUDA = torch.cuda.is_available()
+CUDA = torch.cuda.is_available()  # what depends on it has not been run yet: there was no GPU
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
@@ -106,7 +106,7 @@ class Config:  # None: the default depends on --starpo-s or --model
     play: int = None  # show one episode of --model in this level, and stop
     save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run to continue; --iterations, --lr, --critic-lr may change. See parse_config
+    resume: str = ""  # folder of a run to continue; options given beside it change its settings (see parse_config)
 
     def __post_init__(self):
         if Path(self.model, "checkpoint").is_dir():  # the folder of a run
@@ -129,8 +129,7 @@ class Config:  # None: the default depends on --starpo-s or --model
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
         need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
-        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1,
-             "filter and GRPO compare the episodes of a group: --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter, GRPO compare: --rollouts 2 or more")
 
 
 @dataclass
@@ -190,7 +189,7 @@ def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """The first message states the task, later ones the reward of the last answer; then comes the state:
+    """The first message states the task (tiny's template drops it), later ones the last reward; then comes the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -291,53 +290,14 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     return trajs
 
 
-def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Each trajectory reads its ids that are not cached yet. Without a cache, one by one, this would be log_softmax of
-    policy(torch.tensor([traj.ids])).logits[0, -1] / temperature."""
-    q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []
-    for traj in trajs:
-        new = traj.ids[traj.cached:]
-        pads = q - len(new)
-        inputs.append([0] * pads + new)
-        columns.append([traj.cached + (t - pads) % q for t in range(q)])  # -1 % q is q - 1: pads go last (see KVCache)
-    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)
-    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
-    cache.used = q + max(traj.cached for traj in trajs)
-    later = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
-    unseen = later * torch.finfo(torch.float32).min  # added to the scores (some models would add even a boolean mask)
-    with or_say(f"--model {cfg.model} cannot be used here"):
-        output = policy(input_ids=inputs, attention_mask=unseen, position_ids=cache.columns, past_key_values=cache,
-                        logits_to_keep=1)
-    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
-    need(not logp.isnan().any(), NOT_FINITE)
-    return logp
-
-
-def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
-    tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
-    token_logps = logp.gather(1, tokens).flatten().tolist()
-    entropies = entropy_of(logp).tolist()
-    for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies):
-        traj.cached = len(traj.ids)  # all of these were read; the new token was not
-        traj.append([token], True, token_logp)
-        traj.entropy += entropy
-
-
-def entropy_of(logp):  # (n,V) -> (n,)
-    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
-
-
 class KVCache:
-    """Keys and values of all layers. Passed as past_key_values; transformers only calls `update`, once per layer.
-    A row's tokens lie in columns 0, 1, 2, ... without gaps, however far the other rows are. A row whose answer is
-    complete takes no part in the passes that follow (its last token is read together with the next message). Rows may
-    read different numbers of tokens, but a pass is a rectangle, filled up with pads. Say the upper row has 7 tokens in
-    the cache and reads a b c, the lower one has 5 and reads x:
-                 input       columns
-        upper    a b c       7 8 9         x sees columns 0..5. The pads, -, go behind it, where x does not see them,
-        lower    - - x       6 7 5         and the row's next tokens go to columns 6, 7, ... and replace them"""
+    """What the model has read: keys and values of all layers. transformers only calls `update`, once per layer. A row's
+    tokens lie in columns 0, 1, 2, ... without gaps, however far other rows are. A row whose answer is complete takes
+    no part in the passes that follow; its last token is read together with the next message. Rows may read different
+    numbers of tokens, but a pass is a rectangle, filled up with pads (-):
+        has read    input    columns
+        7 tokens    a b c    7 8 9        x sees columns 0..5. The pads lie behind it, where x does not see them,
+        5           - - x    6 7 5        and the row's next tokens go to columns 6, 7, ... and replace them"""
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
         self.rows = self.columns = self.used = None  # of a pass: who reads (b,), to which columns (b,q), columns in use
@@ -363,14 +323,52 @@ class KVCache:
             traj.cache_row = row
 
 
+def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
+    """Each trajectory reads its ids that are not cached yet. Without a cache, one by one, this would be log_softmax of
+    policy(torch.tensor([traj.ids])).logits[0, -1] / temperature."""
+    q = max(len(traj.ids) - traj.cached for traj in trajs)
+    inputs, columns = [], []
+    for traj in trajs:
+        start, end = traj.cached, len(traj.ids)
+        pads = start + q - end
+        inputs.append([0] * pads + traj.ids[start:])
+        columns.append([*range(end, end + pads), *range(start, end)])  # pads come first, but lie behind (see KVCache)
+    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
+    cache.columns = torch.tensor(columns, device=cfg.device)
+    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
+    cache.used = max(map(max, columns)) + 1
+    hidden = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
+    bias = hidden * torch.finfo(torch.float32).min  # added to the scores (some models would add even a boolean mask)
+    with or_say(f"--model {cfg.model} cannot be used here"):
+        output = policy(input_ids=inputs, attention_mask=bias, position_ids=cache.columns, past_key_values=cache,
+                        logits_to_keep=1)
+    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
+    need(not logp.isnan().any(), NOT_FINITE)
+    return logp
+
+
+def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
+    tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
+    token_logps = logp.gather(1, tokens).flatten().tolist()
+    entropies = entropy_of(logp).tolist()
+    for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies):
+        traj.cached = len(traj.ids)  # all of these were read; the new token was not
+        traj.append([token], True, token_logp)
+        traj.entropy += entropy
+
+
+def entropy_of(logp):  # (n,V) -> (n,)
+    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
+
+
 # --------------------------------------------------------------- which episodes, and how good was each token
-def learn(trajs, models, cfg, seed, **others):  # P*N trajectories -> the batch they became, statistics of its steps
+def learn(trajs, models, cfg, seed, **own):  # P*N trajectories -> the batch they became, statistics of its steps
     R = returns(trajs, cfg)  # (P,N)
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: for --online-k
-    batch = compute_advantages(chosen, R[kept], models, cfg, **others)  # others: gae or of_group of your own
+    batch = compute_advantages(chosen, R[kept], models, cfg, **own)  # gae or of_group of your own
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -441,9 +439,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Computed once, before the first update, and kept: rewards minus a forecast. A critic's leaves the mean gradient
-    as it is; a group's mean, which holds R itself, shrinks it to (N-1)/N (tutorial, part 3). The KL penalty (App. B.2)
-    is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref), where ref is the model before training."""
+    """Computed once, before the first update, and kept: rewards minus a forecast. The critic's forecast leaves the mean
+    gradient as it is; a group's mean, which holds R itself, shrinks it to (N-1)/N (tutorial, part 3). The KL penalty
+    (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: the model before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -456,7 +454,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
-    else:  # A of the episode, plus the KL penalties from this token on (not divided by the group's std)
+    else:  # A of the episode, plus the KL penalties from this token on: not divided by a std
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -513,7 +511,7 @@ def take_step(models, cfg):  # -> length of the policy's gradient
 
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO) or 6 (GRPO): they have the same form. In the first update of an iteration every ratio is 1, and
+    """Minus eq. 4 (PPO) or 6 (GRPO): they have the same form. In the first update after a rollout every ratio is 1, and
     the gradient is that of -A log pi, the policy gradient. Later the clip ends it for a token that moved far enough:
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
@@ -628,21 +626,21 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     played = time.perf_counter()
     check_reading(trajs, models, cfg)
     learned = []
-    for k in range(cfg.online_k):  # once; with --online-k, on k slices of P prompts (Fig. 10)
-        of_slice = [traj for traj in trajs if traj.group // cfg.prompts == k]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + k * cfg.prompts))  # another seed
+    for part in range(cfg.online_k):  # one; with --online-k, slices of P prompts (Fig. 10)
+        of_part = [traj for traj in trajs if traj.group // cfg.prompts == part]
+        learned.append(learn(of_part, models, cfg, sampling_seed + part * cfg.prompts))  # any other seed would do
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
     columns = plots.log_columns(trajs, returns(trajs, cfg), learned)
     return row | columns, trajs, learned
 
 
 def check_reading(trajs, models, cfg):
-    """A fresh pass of the same weights must repeat the rollout's log-probs: the first ratios are 1. That fails with
-    dropout, a sliding window (KVCache keeps all), or logits changed after the head (token_logps skips that)."""
+    """A fresh pass of the same weights must repeat the rollout's log-probs (of the longest episode): the first ratios
+    are 1. That fails with dropout, a sliding window (KVCache keeps all), or logits changed after the head."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean().item()
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
     need(gap * cfg.temperature < (0.05 if CUDA else 1e-4),  # bf16: roughly; a low temperature magnifies rounding
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 

@@ -48,7 +48,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
          "output.logits[:, -1].float()"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
-        ("a boolean attention mask", "unseen = later * torch.finfo(torch.float32).min", "unseen = ~later"),
+        ("a boolean attention mask", "bias = hidden * torch.finfo(torch.float32).min", "bias = ~hidden"),
         ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),
         ("the rollout keeps its graph", "@torch.no_grad()\ndef rollout(", "def rollout("),
         # filter, advantages
@@ -99,8 +99,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
         # iterations
         ("the run's seed is ignored", "default_rng([cfg.seed, i])", "default_rng([0, i])"),
-        ("slices of --online-k share a seed", "sampling_seed + k * cfg.prompts)", "sampling_seed)"),
-        ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == k", "traj.group % cfg.online_k == k"),
+        ("slices of --online-k share a seed", "sampling_seed + part * cfg.prompts)", "sampling_seed)"),
+        ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == part", "traj.group % cfg.online_k == part"),
         # evaluation, log
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),

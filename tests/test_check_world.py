@@ -65,7 +65,7 @@ class OneLevel(Wrong):
 
 
 class NeverALevel(Wrong):
-    says = "return None too often"
+    says = "often None from draw"
 
     @staticmethod
     def draw(rng):

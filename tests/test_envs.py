@@ -1,6 +1,9 @@
 """The worlds, against gymnasium's FrozenLake, exhaustive search, simulation and drawings."""
+import functools
 import itertools
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -364,3 +367,25 @@ def test_a_world_that_has_ended_or_does_not_know_an_action_refuses():
     env.step("Toss")
     with pytest.raises(AssertionError, match="reset"):
         env.step("Toss")
+
+
+def test_the_chance_of_a_slip_reaches_every_lake():
+    """Also one that is made by a partial, as ENVS has them, and a subclass."""
+    class Pond(envs.FrozenLake):
+        pass
+    for name in ("frozenlake", Pond):
+        assert envs.make(name, 0.5).success_rate == 0.5
+    envs.ENVS["pond"] = functools.partial(Pond, size=3)
+    try:
+        pond = envs.make("pond", 0.5)
+    finally:
+        del envs.ENVS["pond"]
+    pond.reset(300)
+    assert (pond.size, [p for p, _, _, _ in pond.outcomes(pond.state, "Up")]) == (3, [0.5, 0.25, 0.25])
+
+
+def test_advice_is_one_line_and_developers_see_where():
+    code = "import envs\nwith envs.or_say('try another'):\n    1 / 0"
+    for flags, expected in ((), "try another (ZeroDivisionError('division by zero'))\n"), (("-X", "dev"), 'in <module>\n'):
+        done = subprocess.run([sys.executable, *flags, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1 and expected in done.stderr and ("Traceback" in done.stderr) == bool(flags)
