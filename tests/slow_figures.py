@@ -1,9 +1,13 @@
-"""figures/paper.py as a process of its own: pytest -q tests/slow_figures.py"""
+"""figures/paper.py as a process of its own, and what DIFFERENCES.md counts: pytest -q tests/slow_figures.py"""
 import os
 import signal
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+import envs
 from slow_paper import FIGURES, WORDS, logged, paper, saved, stage, wait_for
 
 
@@ -45,3 +49,17 @@ def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):
     assert len(stops) == 4
     assert stops[first] == [0] * 9, "without a checkpoint: from the start"
     assert stops[second] == [0] * 3 + [1] * 2 + [2] * 4, "with one: it went on, twice"
+
+
+@pytest.mark.parametrize("name, shared", [("sokoban", 0.07), ("frozenlake", 0.06)])
+def test_what_is_said_of_held_out_levels(name, shared):
+    """figures/DIFFERENCES.md: level and start are never trained on, the level with another start is."""
+    env = envs.make(name)
+
+    def level_of(seed):
+        env.reset(seed)
+        return repr(env.level), repr((env.level, env.state))
+    rooms, whole = map(set, zip(*map(level_of, envs.EVAL_SEEDS)))
+    training = [level_of(seed) for seed in range(1000, 4000)]
+    assert not any(level in whole for _, level in training)
+    assert round(np.mean([room in rooms for room, _ in training]), 2) == shared
