@@ -18,6 +18,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ ANSWERS = read_answers(COURSE / "answers.txt")
 
 @functools.lru_cache
 def text_of(function):
-    return textwrap.dedent(inspect.getsource(function)).replace("@staticmethod\n", "")
+    return textwrap.dedent(inspect.getsource(function))
 
 
 def mutated(text, *pieces):  # old, new, old, new, ...; an old piece of no letters is all of the text
@@ -167,25 +168,15 @@ def send_back(found):
             x.backward(torch.arange(1, x.numel() + 1).to(x).view_as(x), retain_graph=True)
 
 
-@contextlib.contextmanager
-def constants(values, *spaces):  # in the modules that have them, for a while
-    before = [(space, name, space[name]) for space in spaces for name in values if name in space]
-    for space, name, _ in before:
-        space[name] = values[name]
-    try:
-        yield
-    finally:
-        for space, name, value in before:
-            space[name] = value
-
-
 def outcome(exercise, answer, i):  # -> {what it returned or changed: plain value}, what went wrong
     inputs = exercise.inputs(i)
-    values = {name[3:]: inputs.pop(name) for name in list(inputs) if name.startswith("rm.")}
+    constants = {name[3:]: inputs.pop(name) for name in list(inputs) if name.startswith("rm.")}
     begin = time.perf_counter()
     try:
-        with (warnings.catch_warnings(action="ignore"),  # nbgrader takes any warning for an error
-              constants(values, vars(ragen_mini), vars(rm), getattr(answer, "__globals__", {}))):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # nbgrader takes any warning for an error
+            for space in (vars(ragen_mini), vars(rm), getattr(answer, "__globals__", {})) if constants else ():
+                stack.enter_context(mock.patch.dict(space, constants))
             found = exercise.run(answer, *inputs.values())
             if time.perf_counter() - begin > SECONDS:
                 raise TimeoutError(f"more than {SECONDS} seconds")
@@ -273,45 +264,35 @@ def on_meta(x):
 
 
 # ------------------------------------------------------------------------------------------- what is printed
-def short(value):  # plain -> one line
+def short(value):  # plain -> one line, numbers with four digits
+    shape = ""
     if isinstance(value, dict) and "values" in value:
-        return f"({','.join(map(str, value['shape']))})  {short(value['values'])}"
-    text = repr(rounded(value))
-    return text if len(text) <= 240 else text[:120] + " ..."
-
-
-def rounded(x):
-    if isinstance(x, dict):
-        return {key: rounded(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [rounded(value) for value in x]
-    return float(f"{x:.4g}") if isinstance(x, float) else x
+        shape, value = f"({','.join(map(str, value['shape']))})  ", value["values"]
+    text = repr(json.loads(json.dumps(value), parse_float=lambda number: float(f"{float(number):.4g}")))
+    return shape + (text if len(text) <= 240 else text[:120] + " ...")
 
 
 def describe(exercise, i, yours, before, error):  # -> lines
     spec = spec_of(exercise, i)
     lines = []
     for name, value in exercise.inputs(i).items():
-        if hasattr(value, "render"):
+        if isinstance(value, envs.Env):
             lines += [f"    {name}", textwrap.indent(value.render(), " " * 17)]
-        elif not hasattr(value, "__dict__") or isinstance(value, (SimpleNamespace, torch.Tensor)):
-            value = vars(value) if isinstance(value, SimpleNamespace) else value
-            lines.append(f"    {name:12} {short_input(value)}")
+        elif isinstance(value, rm.Trajectory) or name == "trajs":
+            for traj in value if name == "trajs" else [value]:
+                rows = {row: getattr(traj, row) for row in ("ids", "mask", "old_logp", "reward")}
+                lines.append(f"    an episode   {short(rows)}")
+        elif isinstance(value, SimpleNamespace):
+            lines.append(f"    {name:12} {short(plain(vars(value)))}")
+        else:
+            with contextlib.suppress(TypeError):  # networks, tokenizers: nothing to print
+                lines.append(f"    {name:12} {short(plain(value))}")
     wrong = [name for name in differing(yours, spec) if not error or spec.get(name) != before.get(name)][:5]
     lines += ["  Yours"]
     lines += [f"    {error}"] if error else [f"    {name:12} {short(yours.get(name))}" for name in wrong]
     if exercise.show_spec:
         lines += ["  Spec"] + [f"    {name:12} {short(spec.get(name))}" for name in wrong]
     return lines
-
-
-def short_input(value):
-    if isinstance(value, list) and value and isinstance(value[0], rm.Trajectory):
-        value = [{name: vars(traj)[name] for name in ("ids", "mask", "old_logp", "reward")} for traj in value]
-    try:
-        return short(plain(value))
-    except TypeError:
-        return short(str(value))
 
 
 def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
@@ -325,8 +306,7 @@ def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
     wrong = differing(yours, spec)
     for name in wrong:
         if name.endswith(" afterwards") and spec.get(name) == before.get(name):
-            return (f"the input {name.removesuffix(' afterwards')!r} is another one afterwards: `x -= 1` and `x[0] = 1` "
-                    "change it, `x - 1` makes a new one")
+            return f"{name[:-11]!r} is another one afterwards: `x -= 1`, `x[0] = 1` change it, `x - 1` makes a new one"
     return general_hint(yours.get(wrong[0]), spec.get(wrong[0]))
 
 
@@ -357,18 +337,15 @@ def same(a, b):
     return not differing(a, b) or json.dumps(a) == json.dumps(b)  # nan is like nan here
 
 
-WANTED = {
-    "bool": "bools are wanted: as a mask, x[mask] takes numbers for places",
-    "int": "whole numbers are wanted",
-    "float": "numbers with a fraction are wanted (dtype float)",
-}
+WANTED = {"bool": "bools are wanted: as a mask, x[mask] takes numbers for places", "int": "whole numbers are wanted",
+          "float": "numbers with a fraction are wanted (dtype float)"}
 
 
 def general_hint(yours, spec):
     """What can be said without knowing the exercise."""
     if yours is None:
         return "None was returned: does every way through the function end at a `return`?"
-    if not (isinstance(yours, dict) and isinstance(spec, dict) and "values" in yours and "values" in spec):
+    if not all(isinstance(x, dict) and "values" in x for x in (yours, spec)):
         return ""
     if yours["shape"] != spec["shape"]:
         return f"the shape is {tuple(yours['shape'])} and should be {tuple(spec['shape'])}"
@@ -377,8 +354,6 @@ def general_hint(yours, spec):
     a, b = (np.array(x["values"], dtype=float) for x in (yours, spec))
     if not np.isfinite(a).all():
         return "there is a nan or inf: was something divided by 0, or the logarithm of 0 taken (softmax, then log)?"
-    if np.allclose(a, -b, atol=CLOSE):
-        return "the sign is the wrong way round"
     factor = (a * b).sum() / max((b * b).sum(), CLOSE)
     if a.size > 1 and abs(factor) > CLOSE and np.allclose(a, factor * b, atol=CLOSE):
         return f"all numbers are {factor:.3g} times what they should be: what is it that you divide by?"

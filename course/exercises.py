@@ -371,10 +371,10 @@ def tokenizer():
 
 
 TURNS = (  # what `tiny` says after <think>; `solve` becomes what wins
-    dict(says="solve || Left", bonus=0.5), dict(says="Down"), dict(text="I go . <|im_end|>"), dict(says="Left", tokens=5),
-    dict(says="Up || Left", world="sokoban"), dict(says="solve", world="sokoban"), dict(says="Left", max_turns=1, bonus=0.5),
-    dict(says="Left || Left", max_actions=1), dict(says="Left || Left", max_actions=2),
-    dict(says="Up || Down || Right"))
+    dict(says="solve || Left", bonus=0.5), dict(says="Down"), dict(text="I go . <|im_end|>"),
+    dict(says="Left", tokens=5), dict(says="Up || Left", world="sokoban"), dict(says="solve", world="sokoban"),
+    dict(says="Left", max_turns=1, bonus=0.5), dict(says="Left || Left", max_actions=1),
+    dict(says="Left || Left", max_actions=2), dict(says="Up || Down || Right"))
 
 
 def a_turn(g, i):

@@ -165,6 +165,36 @@ def test_the_inputs(name):
     assert len(set(exercise.cases(2)) & set(exercise.cases(1))) == len(exercise.cases())
 
 
+def test_the_inputs_of_an_update_reach_beyond_the_clips(monkeypatch):
+    """In the notebook already, with the entropy on, in several parts, with and without a critic."""
+    exercise = exercises.EXERCISES["add_gradients"]
+    ratios, moves = [], []
+    for i in exercise.cases():
+        inputs = exercise.inputs(i)
+        batch, models, cfg = inputs["batch"], inputs["models"], inputs["cfg"]
+        mask = batch["mask"]
+        logp, _ = rm.token_logps(models.policy, batch, cfg)
+        ratios.append((logp - batch["old_logp"][mask]).exp())
+        if models.critic:
+            moves.append(rm.token_values(models.critic, batch) - batch["value"][mask])
+        monkeypatch.setattr(rm, "MICRO_TOKENS", inputs["rm.MICRO_TOKENS"])
+        assert len(list(rm.micro_batches(batch, inputs["rows"]))) > 1 and cfg.entropy_coef > 0
+    for numbers, least, most in ((ratios, 0.8, 1.2), (moves, -0.4, 0.4)):
+        numbers = torch.cat(numbers)
+        assert (numbers < least).sum() > 5 and (numbers > most).sum() > 5
+    assert 0 < len(moves) < len(ratios)
+
+
+def test_the_turns():
+    """In the notebook already: some win, some end without, some go on, some are invalid, one is cut off."""
+    exercise = exercises.EXERCISES["take_turn"]
+    found = [checks.spec_of(exercise, i) for i in exercise.cases()]
+    ends = [(spec["traj.success afterwards"], spec["traj.done afterwards"], spec["traj.turns.0.valid afterwards"])
+            for spec in found]
+    assert set(ends) >= {(True, True, True), (False, True, True), (False, False, True), (False, False, False)}
+    assert 5 in [spec["traj.turns.0.tokens afterwards"] for spec in found]
+
+
 @pytest.mark.parametrize("name", [name for name in RIGHT if RIGHT[name]])
 def test_right_answers_that_look_different_keep_their_points(name):
     for text in RIGHT[name]:

@@ -8,13 +8,6 @@ import envs
 import ragen_mini as rm
 
 
-def moves():
-    from exercises import solve
-    room = envs.make("sokoban")
-    room.reset(7)
-    return tuple(["Up"] + solve(room))  # a detour
-
-
 def outcomes(env, state, action):
     def land(move, chance):
         row, col = envs.shift(state, move)
@@ -143,49 +136,6 @@ def add_gradients(batch, rows, models, cfg):
             loss = loss + rm.value_loss(value, part["value"][mask], part["ret"][mask]).sum()
         (loss / count).backward()
     return {"loss": float(loss)}
-
-
-def take_step(models, cfg):
-    norms = [torch.nn.utils.clip_grad_norm_(g["params"], rm.MAX_GRAD_NORM) for g in models.optimizer.param_groups]
-    models.optimizer.step()
-    models.optimizer.zero_grad()
-    return float(norms[0])
-
-
-def returns(trajs, cfg):
-    rows = range(0, len(trajs), cfg.rollouts)
-    return torch.tensor(np.array([[traj.R for traj in trajs[i:i + cfg.rollouts]] for i in rows]))
-
-
-def compute_advantages(trajs, R, models, cfg):
-    batch = rm.collate(trajs, cfg.device)
-    mask = batch["mask"]
-    penalty = torch.zeros_like(batch["reward"])
-    if models.ref is not None:
-        ref = rm.on_grid(lambda part: rm.token_logps(models.ref, part, cfg)[0], batch)
-        batch["kl"] = (batch["old_logp"] - ref) * mask
-        penalty = -cfg.kl_coef * batch["kl"]
-    if cfg.algo != "ppo":
-        later = penalty.sum(1, keepdim=True) - penalty.cumsum(1) + penalty
-        batch["adv"] = (rm.grpo_advantages(R, cfg.adv_norm).view(-1, 1) + later) * mask
-        return batch
-    batch["value"] = rm.on_grid(lambda part: rm.token_values(models.critic, part), batch)
-    adv, batch["ret"] = rm.gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-    ours = adv[mask]
-    batch["adv"] = torch.where(mask, (adv - ours.mean()) / (ours.std(correction=0) + 1e-8), 0.0)
-    return batch
-
-
-def sample(trajs, logp, generator):
-    for traj, row in zip(trajs, logp):
-        token = int(torch.multinomial(row.exp(), 1, generator=generator))
-        traj.cached = len(traj.ids)
-        traj.append([token], True, row[token].item())
-        traj.entropy += float(rm.entropy_of(row[None]))
-
-
-def paradox():
-    return [0.075, -0.75]
 
 
 def collapse(log):
