@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import itertools
 import json
 import sys
 import textwrap
@@ -274,24 +275,41 @@ def short(value):  # plain -> one line, numbers with four digits
 
 def describe(exercise, i, yours, before, error):  # -> lines
     spec = spec_of(exercise, i)
+    lines = input_lines(exercise.inputs(i))
+    wrong = [name for name in differing(yours, spec) if not error or spec.get(name) != before.get(name)][:5]
+    shown = [(f"    {name:12}", *from_difference(yours.get(name), spec.get(name))) for name in wrong]
+    lines += ["  Yours"]
+    lines += [f"    {error}"] if error else [f"{name} {short(value)}" for name, value, _ in shown]
+    if exercise.show_spec:
+        lines += ["  Spec"] + [f"{name} {short(value)}" for name, _, value in shown]
+    return lines
+
+
+def from_difference(a, b):  # long lists without what is the same in front
+    if isinstance(a, list) and isinstance(b, list) and len(repr((a, b))) > 240:
+        same_ones = itertools.takewhile(lambda pair: agree(*pair), zip(a, b))
+        first = len(list(same_ones))
+        return ["...", *a[first:]], ["...", *b[first:]]
+    return a, b
+
+
+def input_lines(inputs):
     lines = []
-    for name, value in exercise.inputs(i).items():
+    for name, value in inputs.items():
         if isinstance(value, envs.Env):
             lines += [f"    {name}", textwrap.indent(value.render(), " " * 17)]
-        elif isinstance(value, rm.Trajectory) or name == "trajs":
-            for traj in value if name == "trajs" else [value]:
-                rows = {row: getattr(traj, row) for row in ("ids", "mask", "old_logp", "reward")}
-                lines.append(f"    an episode   {short(rows)}")
-        elif isinstance(value, SimpleNamespace):
-            lines.append(f"    {name:12} {short(plain(vars(value)))}")
+        elif isinstance(value, rm.Trajectory):
+            lines.append(f"    the answer   {inputs['tok'].decode(value.ids[value.answer_start:])}")
+        elif name == "trajs":
+            for traj in value[:4]:
+                for row in ("ids", "mask", "old_logp", "reward"):
+                    lines.append(f"    {row:12} {short(getattr(traj, row))}")
+        elif isinstance(value, dict):
+            lines += input_lines({f"{name}.{key}": part for key, part in value.items()})
         else:
             with contextlib.suppress(TypeError):  # networks, tokenizers: nothing to print
+                value = vars(value) if isinstance(value, SimpleNamespace) else value
                 lines.append(f"    {name:12} {short(plain(value))}")
-    wrong = [name for name in differing(yours, spec) if not error or spec.get(name) != before.get(name)][:5]
-    lines += ["  Yours"]
-    lines += [f"    {error}"] if error else [f"    {name:12} {short(yours.get(name))}" for name in wrong]
-    if exercise.show_spec:
-        lines += ["  Spec"] + [f"    {name:12} {short(spec.get(name))}" for name in wrong]
     return lines
 
 

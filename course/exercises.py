@@ -25,7 +25,7 @@ def settings_of(**changes):
 
 
 def normal(g, *shape, scale=1.0):  # numbers that can be read: one digit behind the point
-    return torch.tensor(np.round(scale * g.normal(size=shape), 1), dtype=torch.float32)
+    return torch.tensor(np.round(scale * g.normal(size=shape), 1) + 0.0, dtype=torch.float32)
 
 
 def whole(g, low, high, n=None):  # from low up to high
@@ -136,7 +136,7 @@ def some_pieces(g, i):  # [(ids, who, log-probability), ...]: message, tokens of
     for _ in range(1 + i % 3):
         pieces.append((whole(g, 0, 8, whole(g, 1, 4)), False, 0.0))
         for token in whole(g, 0, 3, whole(g, 1, 4)):
-            pieces.append(([token], True, -0.1 * whole(g, 0, 9)))
+            pieces.append(([token], True, 0.0 - 0.1 * whole(g, 0, 9)))
     return dict(pieces=pieces + [([0, 5], False, 0.0)] * (i % 2))
 
 
@@ -244,7 +244,7 @@ def steps(g, i, B=2, T=6):  # the world's tokens have values that must not matte
     mask = torch.tensor(g.random((B, T)) < 0.6)
     mask[0, T // 2], mask[1] = False, mask[1] & (i % 3 > 0)  # in every third case the model wrote nothing there
     value = torch.where(mask, normal(g, B, T), pick(g, 50.0, -77.0))
-    return dict(reward=normal(g, B, T) * mask, value=value, mask=mask,
+    return dict(reward=torch.where(mask, normal(g, B, T), 0.0), value=value, mask=mask,
                 gamma=(0.9, 1.0, 0.5)[i % 3], lam=(0.8, 1.0, 0.95, 0.0)[i % 4])
 
 
