@@ -29,7 +29,7 @@ SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
 def use(name, answer):
     exercise = EXERCISES[name]
-    cases = exercise.cases(int(os.environ.get("HIDDEN_CHECKS", 0)))  # a lecturer sets it for `nbgrader autograde`
+    cases = exercise.cases(int(os.environ.get("HIDDEN_CHECKS") or 0))  # a lecturer sets it for `nbgrader autograde`
     problem = check(exercise, answer, cases)
     if answer is SHIPPED[name] and RESULTS.get(name) is False:
         problem = "this is the shipped one. Run the cell with your answer again, then this one"
@@ -189,8 +189,9 @@ def spoilt_runs():  # -> {name: (config, rows)}
 
 
 def train_missing(folder):
-    for run in RUNS.keys() - spoilt_runs().keys():
-        bug, algo = RUNS[run]
+    for run, (bug, algo) in RUNS.items():
+        if run in spoilt_runs():
+            continue
         right = {name: getattr(ragen_mini, name) for name in BUGS}
         if bug:
             mutant(right[bug], *BUGS[bug], names=vars(ragen_mini))  # it takes the right one's place
