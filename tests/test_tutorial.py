@@ -215,6 +215,20 @@ def loses_its_points(name, words, answer):
     assert words in said and (said or not words), said or "keeps its points"
 
 
+@pytest.mark.parametrize("scale, at_0, hint", [(1.5, 1.0, "all numbers are 1.5 times"), (1.0, 0.0, "0, not nan"),
+                                               (1.5, 0.0, "there is a nan or inf")])
+def test_beside_an_inf_nothing_is_close(scale, at_0, hint):
+    """A usual mistake of this exercise gives nan and inf where all returns are equal."""
+    def answer(R, norm="std"):
+        A, std = R - R.mean(1, keepdim=True), R.std(1, keepdim=True)
+        if norm == "mean":
+            return scale * A
+        equal = std < 1e-4
+        return scale * (~equal if at_0 else 1) * A / torch.where(equal, at_0, std)
+    exercise = exercises.EXERCISES["grpo_advantages"]
+    assert hint in checks.check(exercise, answer, exercise.cases())
+
+
 def test_there_are_enough_answers():
     """A dozen wrong ones for every function of the program. Nine of ten are caught in the notebook already, most of them
     named."""
