@@ -1,7 +1,7 @@
 """What breaks a model that has won? Its training is forked shortly before the break, with one thing changed.
 
     python figures/fork.py --jobs 2       train what is missing; stopped, the same command goes on
-    python figures/fork_report.py         the tables, and the picture: figures/tiny/fig-fork.png
+    python figures/paper.py fig-fork      the picture; `forks`: the tables (fork_report.py)
 
 All of this was decided before any of the runs was made:
 
@@ -41,6 +41,7 @@ their forks had been made; 41 and 42 were complete).
 """
 import argparse
 import contextlib
+import gzip
 import io
 import json
 import multiprocessing
@@ -60,6 +61,7 @@ import ragen_mini as rm
 
 RUNS = FIGURES.parent / "runs" / "fork"
 DATA = FIGURES / "tiny" / "forks.jsonl"
+PACKED = DATA.with_suffix(".jsonl.gz")  # when all are there
 SETTINGS = dict(env="bandit", model="tiny", device="cpu", lr=2e-3, update_size=8, iterations=400, eval_every=0)
 FIRST_SEED, ORIGINS = 41, 10
 WON, NOT_BEFORE = 0.9, 40
@@ -194,7 +196,12 @@ def measure_steps(models, steps):  # appends a number for every update
 # ------------------------------------------------------------------------------------------------ all of them
 def load():  # -> {seed: origin}, {(seed, at, arm, dice): fork}
     origins, forks = {}, {}
-    for line in DATA.read_text().splitlines() if DATA.exists() else ():
+    text = ""
+    if PACKED.exists():
+        text = gzip.decompress(PACKED.read_bytes()).decode()
+    elif DATA.exists():
+        text = DATA.read_text()
+    for line in text.splitlines():
         found = json.loads(line)
         if "origin" in found:
             origins[found["origin"]] = found
@@ -252,6 +259,8 @@ def forget_without_states():
 
 
 def run(jobs):
+    if PACKED.exists():
+        return print("all are there: python figures/paper.py forks")
     forget_without_states()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool, open(DATA, "a") as file:
         while tasks := to_do():
@@ -259,6 +268,8 @@ def run(jobs):
             for found in pool.imap_unordered(work, tasks):
                 file.write(json.dumps(found) + "\n")
                 file.flush()
+    PACKED.write_bytes(gzip.compress(DATA.read_bytes(), mtime=0))
+    DATA.unlink()
 
 
 def to_do():

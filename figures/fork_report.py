@@ -1,6 +1,7 @@
 """What came out of fork.py: which forks were lost. Measures and tests were decided before (see there).
 
-    python figures/fork_report.py         three tables, and figures/tiny/fig-fork.png
+    python figures/paper.py fig-fork      the picture: figures/tiny/fig-fork.png
+    python figures/paper.py forks         three tables
 """
 import itertools
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import numpy as np
 
 import fork
 import ledger
-import paper
 import plots
 from envs import need
 
@@ -81,13 +81,17 @@ def mcnemar(one, other):  # True and False, in pairs -> p; how often only the fi
 
 
 # --------------------------------------------------------------------------------------------- tables, picture
+def tables(found):  # -> list of Markdown
+    return [by_origin(found), by_arm(found), by_question(found)]
+
+
 def by_origin(found):  # -> Markdown
     rows = {}
     for some in found:
         row = rows.setdefault(some.seed, [str(some.seed), some.kinds[-1]])
         row.append(str(sum(some.lost)))
     head = ["seed", "origin", *itertools.starmap(in_words, ARMS)]
-    return f"Lost forks, of {len(fork.DICE)}\n\n" + paper.markdown(head, rows.values())
+    return f"Lost forks, of {len(fork.DICE)}\n\n" + ledger.markdown(head, rows.values())
 
 
 def in_words(early, arm):
@@ -96,7 +100,7 @@ def in_words(early, arm):
 
 def by_arm(found):  # -> Markdown
     rows = []
-    for kind in ("calm", "not calm", "not lost", "all"):
+    for kind in ("calm", "not calm", "all"):
         for early, arm in ARMS:
             some = chosen(found, kind, early, arm)
             if not some or early != (kind == "all"):  # early forks are compared in all origins together
@@ -104,7 +108,7 @@ def by_arm(found):  # -> Markdown
             lost = np.concatenate([forks.lost for forks in some])
             steps = np.concatenate([forks.steps for forks in some])
             rows.append([kind, in_words(early, arm), f"{lost.sum()} of {len(lost)}", f"{np.median(steps):.2f}"])
-    return paper.markdown(["origins", "arm", "lost", "longest step, median [learning rates]"], rows)
+    return ledger.markdown(["origins", "arm", "lost", "longest step, median [learning rates]"], rows)
 
 
 def by_question(found):  # -> Markdown
@@ -120,11 +124,11 @@ def by_question(found):  # -> Markdown
         rows.append([f"{arm} / {other}", kind, str(len(ours)), f"{first} / {second}"])
     for row, p in zip(rows, ledger.holm(ps, [1] * len(ps))):
         row.append(f"{p:.3f}")
-    return paper.markdown(["arms", "origins", "pairs", "only the first, only the second is lost", "p (Holm)"], rows)
+    return ledger.markdown(["arms", "origins", "pairs", "only the first, only the second is lost", "p (Holm)"], rows)
 
 
 @matplotlib.style.context(plots.STYLE)
-def draw(found, out):
+def draw(found, out, title):
     """A line an origin, in the colour of its kind: the share of its forks that was lost."""
     fig = matplotlib.figure.Figure(figsize=(10, 3.6), layout="constrained")
     panels = {False: fork.BEFORE_BREAK, True: fork.AT_EARLY}
@@ -136,7 +140,8 @@ def draw(found, out):
         ax.set_title("forked at iteration 30" if early else "forked before the break")
     axes[0].set_ylim(-0.05, 1.05)
     axes[0].set_ylabel("share of the forks that is lost")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="origins")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="a line: eight forks an arm of one run, which was")
+    fig.suptitle(title)
     fig.savefig(out, dpi=90)
 
 
@@ -148,9 +153,3 @@ def draw_origins(ax, found, kind, early, arms, number):
         x = np.arange(len(arms)) + 0.06 * (number - 1) + 0.015 * k  # so that lines do not cover each other
         ax.plot(x, shares, "o-", color=f"C{number}", lw=0.8, alpha=0.8, label=label)
         label = None  # one entry a kind
-
-
-if __name__ == "__main__":
-    found = collect()
-    draw(found, fork.FIGURES / "tiny" / "fig-fork.png")
-    print(by_origin(found), by_arm(found), by_question(found), sep="\n\n")

@@ -328,3 +328,10 @@ def seeds_needed(claim, samples):
         return "more than 1,000 seeds"
     n = math.ceil((2.8 * spread / distance) ** 2)
     return f"about {max(n, seeds + 1)} seeds"
+
+
+def markdown(head, rows):  # -> a table
+    lines = []
+    for cells in (head, ["---"] * len(head), *rows):
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

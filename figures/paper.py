@@ -45,6 +45,7 @@ import ledger
 import plots
 import warnings_of_loss
 from envs import UserError, need
+from ledger import markdown
 from plots import Run
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
@@ -281,13 +282,6 @@ def in_full(world, metric):  # "eval" -> "eval sokoban", success in the world of
     return metric
 
 
-def markdown(head, rows):  # -> a table
-    lines = []
-    for cells in (head, ["---"] * len(head), *rows):
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def place_of(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
     _, _, tested = metric.partition(" ")
     if tested:
@@ -474,6 +468,17 @@ def draw_losses(title, runs, out):  # runs: {method: list of Run}
     fig.savefig(out, dpi=90)
 
 
+def forks(name, args):  # -> Markdown of a picture, or of tables: what came out of fork.py
+    import fork_report  # only here: it needs torch
+    found = fork_report.collect()
+    title = PAPER["figures"][name]["title"]
+    if name.startswith("fig"):
+        args.folder.mkdir(parents=True, exist_ok=True)
+        fork_report.draw(found, args.folder / f"{name}.png", title)
+        return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
+    return "\n\n".join([title, *fork_report.tables(found)]) + caption(name)
+
+
 def warnings(name, args):  # -> Markdown; a row a signal
     page = [PAPER["figures"][name]["title"]]
     head = ["", "alarms in 100 iterations", "lost soon after one", "after none", "difference, 95% (by run)"]
@@ -645,7 +650,7 @@ def summary(name, args):  # -> Markdown: the same, short
 
 
 # ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig": figure, "table": table, "results": results,
+KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig-fork": forks, "forks": forks, "fig": figure, "table": table, "results": results,
          "starts": starts, "updates": updates, "equal": equal, "warnings": warnings, "claims": claims, "summary": summary}
 
 

@@ -17,6 +17,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "figures"))
 
 import envs
+import fork_report
 import ledger
 import paper
 import plots
@@ -364,6 +365,7 @@ def test_shipped_page_is_what_the_program_prints(monkeypatch, capsys):
     """Every number of the ledger and of the tables; every picture is there; and the folder stays small."""
     for name in ("draw", "draw_signals", "draw_losses"):
         monkeypatch.setattr(paper, name, lambda *rest: None)  # no shipped picture is touched
+    monkeypatch.setattr(fork_report, "draw", lambda *rest: None)
     for name in ("CLAIMS.md", "TABLES.md"):
         paper.main([name])
         page = (FIGURES / name).read_text()
