@@ -14,7 +14,7 @@ import transformers
 import ragen_mini
 from checks import COURSE, Exercise, envs, given, results, rm
 
-SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, for those who gave none
+SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, where an answer says nothing else
 MOST_ITERATIONS = 30
 
 
@@ -301,7 +301,7 @@ def gradients(g, i):
 
 def accepted(answer):
     settings = given(answer())
-    cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
+    cfg = ragen_mini.Config(**SETTINGS | settings | dict(model="tiny", device="cpu"))
     envs.make(cfg.env)  # is there such a world?
     return {f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
             "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,

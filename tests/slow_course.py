@@ -25,7 +25,7 @@ from staff.answers import RIGHT, SOLVED, WRONG, notebook, save
 
 ROOT = checks.ROOT
 # settings of one's own stay as they are
-SHORTER = {"train": ("chosen = settings()", "chosen = dict(iterations=2) | settings()"),
+SHORTER = {"train": ("SETTINGS | settings()", "SETTINGS | dict(iterations=2) | settings()"),
            "train-paradox": ("iterations=20", "iterations=2")}
 
 

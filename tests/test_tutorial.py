@@ -117,6 +117,17 @@ def test_stubs_are_not_solved():
         assert checks.check(exercise, run(text, name), exercise.cases()), f"{name} passes as it is"
 
 
+@pytest.mark.parametrize("given", [dict(env="bandit"), dict(iterations=4), {}, dict(iterations=2, eval_every=2)])
+def test_training_accepts_what_its_check_accepts(given, monkeypatch):
+    assert not checks.check(exercises.EXERCISES["settings"], lambda: given, [0])
+    monkeypatch.setattr(rm, "train", lambda cfg, watch: (cfg, None))
+    space = dict(vars(course), rm=rm, settings=lambda: given, use=lambda name, answer: answer,
+                 SETTINGS=exercises.SETTINGS)
+    exec(source(cell_of("train")), space)
+    expected = exercises.SETTINGS | dict(eval_every=max(1, given.get("iterations", 20) // 4)) | given
+    assert {name: getattr(space["cfg"], name) for name in expected} == expected
+
+
 @pytest.mark.parametrize("name", exercises.BUGS)
 def test_a_function_with_a_bug_is_the_shipped_one_with_this_bug(name):
     """Apart from comments, docstring, the module's name and the seams for other advantages: so it cannot go out of step
