@@ -355,6 +355,19 @@ def test_adam_after_a_calm(beta2, first, whole):
     assert first in text and f"{whole} in all" in text or f"{first} and {whole}" in text
 
 
+def test_adam_after_a_short_calm():
+    """v was divided by 1 - beta2^t, so that one gradient moves less."""
+    text = next(source(cell) for cell in PROSE if cell["id"] == "text-take_step")
+    for step, moved in ((120, "1.06"), (680, "2.2")):
+        weight = torch.zeros(1, requires_grad=True)
+        adam = torch.optim.Adam([weight], lr=1.0)
+        for i in range(step):
+            weight.grad = torch.full((1,), -5.0 if i == step - 1 else 0.0)
+            adam.step()
+        assert f"{weight.item():.{len(moved) - 2}f}" == moved
+    assert "1.06 of 3.16 at step $t=120$, 2.2 at 680" in text
+
+
 def test_the_collapse_is_as_the_text_says():
     config, rows = exercises.collapse_rows()
     assert config["starpo_s"] and config["env"] == "bandit" and config["model"] == "tiny" and config["lr"] > 1e-3
