@@ -179,14 +179,16 @@ def the_class(released):
 
 
 def test_nbgrader(tmp_path, short_default):
-    """The three commands of course/README.md, in a clean folder, for a class with the usual mishaps."""
+    """Settings and commands of course/README.md, in a clean folder, for a class with the usual mishaps."""
     pytest.importorskip("nbgrader")
-    generate, autograde, feedback = re.findall(r"^(?:HIDDEN_CHECKS=1 )?nbgrader (.*)$", README, re.M)
+    generate, autograde, feedback = re.findall(r"^nbgrader (.*)$", README, re.M)
+    settings, = re.findall(r"```python\n(c = get_config.*?)```", README, re.S)
+    assert "c.Execute.timeout = 600" in settings
+    settings = settings.replace("timeout = 600", "timeout = 60")  # for the endless one
     skip = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.ipynb", "*.csv")
     source = shutil.copytree(ROOT, tmp_path / "source" / "tutorial", ignore=skip)
     save(short_default, source / "tutorial.ipynb")
-    (tmp_path / "nbgrader_config.py").write_text("c = get_config()\nc.CourseDirectory.course_id = 'agents'\n")
-
+    (tmp_path / "nbgrader_config.py").write_text(settings)
     programs = str(Path(sys.executable).parent)  # nbgrader calls another one of them
     environment = os.environ | {"HIDDEN_CHECKS": "1", "PATH": programs + os.pathsep + os.environ["PATH"]}
 
@@ -195,11 +197,15 @@ def test_nbgrader(tmp_path, short_default):
                               env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
     nbgrader(generate)
+    for_the_staff = {file.name for file in (source / "course" / "staff").iterdir()}
+    assert {"rubric.md", "answers.py"} <= for_the_staff
+    assert not for_the_staff & {file.name for file in (tmp_path / "release").rglob("*")}
     released = json.loads((tmp_path / "release" / "tutorial" / "tutorial.ipynb").read_text())
     right = the_class(released)
     for student, (book, _) in right.items():
         save(book, tmp_path / "submitted" / student / "tutorial" / "tutorial.ipynb")
-    nbgrader(autograde.replace("--Execute.timeout=600", "--Execute.timeout=60"))  # for the endless one
+    nbgrader(autograde)
+    assert not list((tmp_path / "autograded").rglob("staff")), "the checks do without it"
     nbgrader("export --to grades.csv")
     with open(tmp_path / "grades.csv", newline="") as file:
         lines = list(csv.DictReader(file))
