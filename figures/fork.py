@@ -37,7 +37,8 @@ these ten models; how far that carries to other seeds, the counts by origin show
 
 Added later, since another processor rounds differently: an origin and all of its forks are made on one machine. Where
 the states of an unfinished origin are not at hand, it is made again with its forks (seeds 43 to 50 were, after 41 of
-their forks had been made; 41 and 42 were complete).
+their forks had been made; 41 and 42 were complete). The cut turned out to be deeper than a calm: with beta2 0.999 a
+factor of 1e-4 takes 9,206 updates without a gradient, and a whole run makes 6,400. The arms act on policy and critic.
 """
 import argparse
 import contextlib

@@ -51,7 +51,7 @@ def collect():  # -> list of Forks
                 key = seed, begin, arm, dice
                 need(key in forks, "forks are missing: python figures/fork.py")
                 some.lost.append(is_lost(forks[key], origins[seed]))
-                some.steps.append(forks[key]["longest_step"])
+                some.steps.append(forks[key]["longest_step"] * (1 / 3 if arm == "third" else 1))  # of a full rate
             found.append(some)
     return found
 
