@@ -18,6 +18,8 @@ from envs import need
 CALM = 0.03  # below this median of the longest gradients an origin was calm
 LAST = 5  # iterations in which a lost fork is below half of its origin's peak
 ARMS = [*itertools.product([False], fork.BEFORE_BREAK), *itertools.product([True], fork.AT_EARLY)]  # early?, arm
+SHOWN = {"calm": "second moment cut", "calm, cap": "cut, capped", "cap": "capped", "third": "a third of the rate",
+         "calm origin": "lost after a calm", "not calm origin": "lost without a calm", "not lost origin": "not lost"}
 QUESTIONS = (  # an arm, what it is compared with, in which origins
     ("floor", "as it is", "calm"),
     ("floor", "as it is", "not calm"),
@@ -136,18 +138,18 @@ def draw(found, out, title):
     for ax, (early, arms) in zip(axes, panels.items()):
         for number, kind in enumerate(("calm", "not calm", "not lost")):
             draw_origins(ax, found, kind, early, arms, number)
-        ax.set_xticks(range(len(arms)), arms)
+        ax.set_xticks(range(len(arms)), [SHOWN.get(arm, arm) for arm in arms])
         ax.set_title("forked at iteration 30" if early else "forked before the break")
     axes[0].set_ylim(-0.05, 1.05)
     axes[0].set_ylabel("share of the forks that is lost")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="a line: eight forks an arm of one run, which was")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="a line: eight forks an arm of one run")
     fig.suptitle(title)
     fig.savefig(out, dpi=90)
 
 
 def draw_origins(ax, found, kind, early, arms, number):
     columns = [chosen(found, kind, early, arm) for arm in arms]
-    label = kind
+    label = SHOWN.get(kind + " origin", kind)
     for k, forks in enumerate(zip(*columns)):
         shares = [np.mean(some.lost) for some in forks]
         x = np.arange(len(arms)) + 0.06 * (number - 1) + 0.015 * k  # so that lines do not cover each other

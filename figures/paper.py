@@ -33,6 +33,7 @@ from pathlib import Path
 import matplotlib.figure
 import matplotlib.style
 import numpy as np
+import PIL.Image  # comes with matplotlib
 from tqdm import tqdm
 
 FIGURES = Path(__file__).resolve().parent
@@ -328,7 +329,12 @@ def draw(title, panels, out, columns):
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)  # below: no curve is covered
         names_before = names
     fig.suptitle(title, fontsize=11)
+    save(fig, out)
+
+
+def save(fig, out):  # in 256 colours: a third of the size
     fig.savefig(out, dpi=90)
+    PIL.Image.open(out).convert("RGB").quantize(256).save(out, optimize=True)
 
 
 def draw_seeds(ax, metric, runs, label, number):
@@ -433,7 +439,7 @@ def draw_signals(title, run, metrics, out):
         ax.axvspan(lost_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     axes[-1].set_xlabel("iteration")
     fig.suptitle(title)
-    fig.savefig(out, dpi=90)
+    save(fig, out)
 
 
 def losses(name, args):  # -> Markdown of the picture: which share of the runs is not lost yet, by number of updates
@@ -465,7 +471,7 @@ def draw_losses(title, runs, out):  # runs: {method: list of Run}
     ax.set_ylim(0, 1.03)
     fig.suptitle(title)
     fig.legend(loc="outside lower center", ncols=3)
-    fig.savefig(out, dpi=90)
+    save(fig, out)
 
 
 def forks(name, args):  # -> Markdown of a picture, or of tables: what came out of fork.py
