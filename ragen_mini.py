@@ -70,7 +70,7 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 
 @dataclass
-class Config:  # None: the default depends on --starpo-s or --model
+class Config:  # None: the default depends on --starpo-s or --model, at once: make a new Config to change those
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode

@@ -389,3 +389,7 @@ def test_advice_is_one_line_and_developers_see_where():
     for flags, expected in ((), "try another (ZeroDivisionError('division by zero'))\n"), (("-X", "dev"), 'in <module>\n'):
         done = subprocess.run([sys.executable, *flags, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 1 and expected in done.stderr and ("Traceback" in done.stderr) == bool(flags)
+    class OutOfMemoryError(RuntimeError):  # the name of torch's
+        pass
+    with pytest.raises(OutOfMemoryError), envs.or_say("another model"):
+        raise OutOfMemoryError("the model is right, the card too small")
