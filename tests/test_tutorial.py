@@ -1,11 +1,13 @@
 """tutorial.ipynb: its form, its checks against what students write, and that both meet in its cells. Kernels, nbgrader
 and whole classes take longer: slow_course.py."""
 import ast
+import functools
 import itertools
 import json
 import math
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -120,12 +122,40 @@ def test_stubs_are_not_solved():
 @pytest.mark.parametrize("given", [dict(env="bandit"), dict(iterations=4), {}, dict(iterations=2, eval_every=2)])
 def test_training_accepts_what_its_check_accepts(given, monkeypatch):
     assert not checks.check(exercises.EXERCISES["settings"], lambda: given, [0])
-    monkeypatch.setattr(rm, "train", lambda cfg, watch: (cfg, None))
+    monkeypatch.setattr(rm, "train", lambda cfg, learn, watch: (cfg, None))
     space = dict(vars(course), rm=rm, settings=lambda: given, use=lambda name, answer: answer,
-                 SETTINGS=exercises.SETTINGS)
+                 SETTINGS=exercises.SETTINGS, functools=functools)
     exec(source(cell_of("train")), space)
     expected = exercises.SETTINGS | dict(eval_every=max(1, given.get("iterations", 20) // 4)) | given
     assert {name: getattr(space["cfg"], name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_training_calls_what_was_plugged_in(algo, monkeypatch):
+    """Each of the eleven, also those that are defaults of other functions in the program."""
+    names = re.findall(r"(\w+)=\1", source(cell_of("plug-in")))
+    assert len(names) == 11
+    called = set()
+
+    def counted(name, function):
+        class Counted(function if isinstance(function, type) else object):
+            def __init__(self, *args):
+                called.add(name)
+                super().__init__(*args)
+
+        def counting(*args, **options):
+            called.add(name)
+            return function(*args, **options)
+        return Counted if isinstance(function, type) else counting
+    settings = dict(env="bandit", algo=algo, iterations=1, prompts=2, rollouts=4, eval_prompts=2)
+    space = dict(rm=rm, functools=functools, tempfile=tempfile, passed=lambda name: True, SETTINGS={}, watch=lambda *_: False,
+                 use=lambda name, answer: answer, settings=lambda: settings)
+    for name in names:
+        space[name] = counted(name, getattr(rm, name))
+        monkeypatch.setattr(rm, name, getattr(rm, name))  # put back at the end
+    exec(source(cell_of("plug-in")), space)
+    exec(source(cell_of("train")), space)
+    assert set(names) - called == ({"grpo_advantages"} if algo == "ppo" else {"gae", "value_loss"})
 
 
 @pytest.mark.parametrize("name", exercises.BUGS)
