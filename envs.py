@@ -230,7 +230,7 @@ class Sokoban(Env):
             return nothing_moves
         boxes = tuple(sorted({beyond, *boxes} - {to}))
         solved = boxes == targets
-        gained = int(beyond in targets) - int(to in targets) + 10 * int(solved)
+        gained = (beyond in targets) - (to in targets) + 10 * solved  # True is 1
         return [(1.0, (to, boxes), -0.1 + gained, solved)]
 
     def won(self, state):
