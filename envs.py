@@ -51,7 +51,7 @@ def or_say(advice):  # libraries raise exceptions of all kinds: each becomes our
     try:
         yield
     except Exception as error:
-        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # a bug of yours? `python -X dev ...` shows where
+        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # to be seen as it is; -X dev: all are
             raise
         raise UserError(f"{advice} ({error!r:.150})") from error
 

@@ -51,7 +51,7 @@ from envs import UserError, need, or_say
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (released code) names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
 MAX_GRAD_NORM = 1.0  # gradients with a larger norm are scaled down to this (released code)
-VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code); Sokoban pays 10.9
+VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code); returns reach 10.9
 TINY = Path(__file__).parent / "tiny"
 CUDA = torch.cuda.is_available()  # what depends on it has not been run yet: there was no GPU
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
@@ -70,7 +70,7 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 
 @dataclass
-class Config:  # None: the default depends on --starpo-s or --model, at once: make a new Config to change those
+class Config:  # None: --starpo-s and --model choose the default, once: `replace` would keep it, a new Config not
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
