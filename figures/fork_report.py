@@ -53,9 +53,15 @@ def collect():  # -> list of Forks
                 key = seed, begin, arm, dice
                 need(key in forks, "forks are missing: python figures/fork.py")
                 some.lost.append(is_lost(forks[key], origins[seed]))
-                some.steps.append(forks[key]["longest_step"] * (1 / 3 if arm == "third" else 1))  # of a full rate
+                some.steps.append(longest_step(forks[key]))
             found.append(some)
     return found
+
+
+def longest_step(one):  # in full learning rates: fork.py measured in the fork's own
+    if one["arm"] == "third":
+        return one["longest_step"] / 3
+    return one["longest_step"]
 
 
 def is_lost(one, origin):
@@ -67,7 +73,9 @@ def kinds_of(origin, at):
     if origin["lost_at"] is None:
         return "all", "not lost"
     longest = origin["grad_norm_max"][at - 20:at]  # of iterations at - 19 to at
-    return "all", "lost", "calm" if np.median(longest) < CALM else "not calm"
+    if np.median(longest) < CALM:
+        return "all", "lost", "calm"
+    return "all", "lost", "not calm"
 
 
 def chosen(found, kind, early, arm):  # -> those Forks, by seed

@@ -280,17 +280,19 @@ def verdict(claim, answer, p, samples):  # p: corrected
 def log_rank(ours, theirs):  # two lists of runs -> two-sided p
     """Are two sets of runs lost equally soon, counted in updates? At each loss: how many of ours would be expected among
     the lost, if all that are left were alike (Mantel 1966)? A run that is not lost counts up to UPDATES."""
-    return chi_square(*(np.array([updates_until_lost(run) for run in runs]) for runs in (ours, theirs)))[1]
+    times = [np.array([updates_until_lost(run) for run in runs]) for runs in (ours, theirs)]
+    _, p = chi_square(*times)
+    return p
 
 
 def chi_square(ours, theirs):  # times of loss, inf: none -> the log-rank statistic, its p
     excess = variance = 0.0
     everyone = np.concatenate([ours, theirs])
     for time in np.unique(everyone[np.isfinite(everyone)]):
-        left, left_ours = (everyone >= time).sum(), (ours >= time).sum()
-        lost, lost_ours = (everyone == time).sum(), (ours == time).sum()
-        share = left_ours / left
-        excess += lost_ours - lost * share
+        left = (everyone >= time).sum()
+        lost = (everyone == time).sum()
+        share = (ours >= time).sum() / left  # of ours among those left
+        excess += (ours == time).sum() - lost * share
         if left > 1:
             variance += lost * share * (1 - share) * (left - lost) / (left - 1)
     statistic = excess ** 2 / variance if variance else 0.0

@@ -85,7 +85,7 @@ def test_from_forks_to_the_tables(tmp_path, monkeypatch):
     for seed, at, arm, dice in fork.all_forks(origins):
         is_lost = arm == "calm" or (arm == "as it is" and at == 100 and seed % 2 == 1)
         success = [1.0] * 15 + [0.4 if is_lost else 0.6] * 5
-        forks[seed, at, arm, dice] = dict(success=success, longest_step=1.0 if is_lost else 0.1)
+        forks[seed, at, arm, dice] = dict(arm=arm, success=success, longest_step=1.0 if is_lost else 0.1)
     monkeypatch.setattr(fork, "load", lambda: (origins, forks))
     found = fork_report.collect()
     assert len(found) == 70 and found[0].kinds == ("all", "lost", "calm") and found[-1].kinds == ("all", "not lost")
