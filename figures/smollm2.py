@@ -11,7 +11,7 @@ the lake has the bandit's.
 import argparse
 import contextlib
 import json
-import platform
+import re
 import resource
 import sys
 import time
@@ -24,11 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 import matplotlib.figure
 import matplotlib.style
-import numpy as np
 import torch
 import transformers
 
 import envs
+import ledger
 import plots
 import ragen_mini as rm
 from envs import need
@@ -46,23 +46,30 @@ WORLDS = {
 def run(world, seed, model):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
-    warm, name = RUNS / f"warm-{world}-seed{seed}", f"{world}-seed{seed}"
-    settings = SHARED | WORLDS[world] | {"seed": seed}
-    report = {"command": f"python figures/smollm2.py {world} --seed {seed}", "commit": mutants.commit(),
-              "machine": f"one thread of {cpu()}, torch {torch.__version__}", "day": time.strftime("%Y-%m-%d")}
-    report["warm start"] = start_warm(model, warm, settings)
+    name = f"{world}-seed{seed}"
     folder = RUNS / name
+    warm = RUNS / f"warm-{name}"
+    settings = SHARED | WORLDS[world] | {"seed": seed}
+    report = {
+        "command": f"python figures/smollm2.py {world} --seed {seed}",
+        "commit": mutants.commit(),
+        "machine": f"one thread of {cpu()}, torch {torch.__version__}",
+        "day": time.strftime("%Y-%m-%d"),
+        "warm start": start_warm(model, warm, settings)}
     cfg = rm.Config(**settings, model=str(warm), out=str(folder))
     if Path(folder, "checkpoint", "trainer.pt").exists():  # stopped: go on
         cfg = rm.parse_config(["--resume", str(folder)])
-    report["settings"] = {key: value for key, value in asdict(cfg).items() if key not in ("model", "out", "resume")}
+    report["settings"] = asdict(cfg)
+    for private in ("model", "out", "resume"):
+        del report["settings"][private]
 
     def watch(row, trajs, learned, models, cfg):  # the report is whole after every evaluation
         if "eval" in row:
-            lines = Path(cfg.out, "log.jsonl").read_text().splitlines()
-            report["rows"] = [json.loads(line) for line in lines] + [row]
-            report["episodes"] = samples_of(cfg.out)
-            report["plain generate"] = report.get("plain generate", [])[:1] + [plain_answer(models, cfg)]
+            report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
+            samples = lines_of(cfg.out, "samples.jsonl")
+            report["episodes"] = samples[:2] + samples[-2:]  # two of the first and of the last evaluation
+            answers = report.setdefault("plain generate", [])
+            answers[1:] = [plain_answer(models, cfg)]  # the first one stays
             report["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             write(report, DATA / f"{name}.json")
     models = rm.load_models(cfg)
@@ -72,8 +79,8 @@ def run(world, seed, model):
 
 
 def cpu():
-    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return names[0] if names else platform.machine()
+    found = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1]
 
 
 def start_warm(model, folder, settings):  # -> what the program printed
@@ -88,9 +95,8 @@ def start_warm(model, folder, settings):  # -> what the program printed
     return [line for line in told.read_text().splitlines() if not line.startswith("saved")]
 
 
-def samples_of(folder):  # two episodes of the first and of the last evaluation
-    samples = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
-    return samples[:2] + samples[-2:]
+def lines_of(folder, name):
+    return [json.loads(line) for line in Path(folder, name).read_text().splitlines()]
 
 
 def plain_answer(models, cfg):  # greedy, without a line of ours but the prompt
@@ -112,17 +118,22 @@ def load():  # -> {"bandit-seed1": report}
 
 
 def table(reports):  # -> Markdown
-    lines = ["| | success before | after | iterations | hours | tokens a second | peak memory |", "|---|---|---|---|---|---|---|"]
+    head = ["", "success before", "after", "iterations", "hours", "tokens a second", "peak memory"]
+    rows = []
     for name, report in reports.items():
-        world, = report["rows"][0]["eval"]
-        n = report["settings"]["eval_prompts"]
-        evals = [envs.with_interval(row["eval"][world], n) for row in report["rows"] if "eval" in row]
-        played = report["rows"][1:]
-        seconds = sum(row["seconds_rollout"] + row["seconds_update"] for row in played)
-        speed = sum(row["tokens"] for row in played) / max(seconds, 1)
+        run = plots.Run(report["settings"], report["rows"])
+        _, success = run.series(metric_of(report))
+        before, after = (envs.with_interval(x, report["settings"]["eval_prompts"]) for x in success[[0, -1]])
+        seconds = run.rows[-1]["seconds"]
+        speed = run.series("tokens")[1].sum() / seconds
         memory = report["peak memory, MiB"] / 1024
-        lines.append(f"| {name} | {evals[0]} | {evals[-1]} | {len(played)} | {seconds / 3600:.1f} | {speed:.0f} | {memory:.1f} GiB |")
-    return "\n".join(lines)
+        rows.append([name, before, after, str(len(run.rows) - 1), f"{seconds / 3600:.1f}", f"{speed:.0f}",
+                     f"{memory:.1f} GiB"])
+    return ledger.markdown(head, rows)
+
+
+def metric_of(report):
+    return f"eval {report['settings']['env']}"
 
 
 @matplotlib.style.context(plots.STYLE)
@@ -131,20 +142,13 @@ def draw(reports, out):
     fig = matplotlib.figure.Figure(figsize=(9, 3.2), layout="constrained")
     for place, world in enumerate(worlds, 1):
         ax = fig.add_subplot(1, len(worlds), place)
-        of_world = {name: report for name, report in reports.items() if name.startswith(world)}
-        for number, (name, report) in enumerate(of_world.items()):
+        of_world = [report for name, report in reports.items() if name.startswith(world)]
+        for number, report in enumerate(of_world):
             run = plots.Run(report["settings"], report["rows"])
-            metric = f"eval {report['settings']['env']}"
-            x, y = run.series(metric)
-            intervals = np.array([envs.interval(success, report["settings"]["eval_prompts"]) for success in y])
-            ax.plot(x, y, "-o", color=f"C{number}", lw=2, label=f"seed {report['settings']['seed']}")
-            ax.fill_between(x, *intervals.T, color=f"C{number}", alpha=0.15, lw=0)
-        for level, words in zip(plots.yardsticks_of(run, metric), ("random", "optimal")):
-            ax.axhline(level, color="0.4", lw=1, ls=":")
-            ax.text(0.98, level - 0.02, f"{words} {level:.2f}", ha="right", va="top", transform=ax.get_yaxis_transform())
-        plots.finish_panel(ax, metric)
+            plots.draw_run(ax, metric_of(report), run, f"seed {run.config['seed']}", f"C{number}")
+        plots.finish_panel(ax, metric_of(report))
         ax.legend(loc="lower right")
-    fig.suptitle("SmolLM2-135M-Instruct after a warm start: success on 128 held-out levels")
+    fig.suptitle("SmolLM2-135M-Instruct after a warm start: 128 evaluation episodes")
     fig.savefig(out, dpi=90)
     return out
 
