@@ -5,6 +5,7 @@ import copy
 import functools
 import itertools
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,12 +21,15 @@ MOST_ITERATIONS = 30
 
 def settings_of(**changes):
     """A Config with what the small functions ask for."""
-    values = dict(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, temperature=1.0, rollouts=2, gamma=1.0, lam=1.0)
+    values = dict(
+        clip_low=0.2, clip_high=0.2, entropy_coef=0.0,
+        temperature=1.0, rollouts=2, gamma=1.0, lam=1.0)
     return SimpleNamespace(**values | changes)
 
 
 def normal(g, *shape, scale=1.0):  # numbers that can be read: one digit behind the point
-    return torch.tensor(np.round(scale * g.normal(size=shape), 1) + 0.0, dtype=torch.float32)
+    numbers = np.round(scale * g.normal(size=shape), 1)
+    return torch.tensor(numbers + 0.0).float()  # + 0.0: no -0.0
 
 
 def whole(g, low, high, n=None):  # from low up to high
@@ -34,6 +38,10 @@ def whole(g, low, high, n=None):  # from low up to high
 
 def pick(g, *values):
     return values[g.integers(len(values))]
+
+
+def in_turn(i, *values):
+    return values[i % len(values)]
 
 
 # ------------------------------------------------------------------------------------------------ worlds
@@ -69,13 +77,16 @@ def play_moves(answer):
 
 
 def beside_something(g, i):  # a lake, a cell beside its goal or a hole, an action
-    env = envs.FrozenLake(size=3 + i % 4, success_rate=(0.8, 0.5, 1 / 3, 1.0, 0.6)[i % 5])
+    chance = in_turn(i, 0.8, 0.5, 1 / 3, 1.0, 0.6)
+    env = envs.FrozenLake(size=3 + i % 4, success_rate=chance)
     env.reset(whole(g, 0, 99))
     ends = [env.level["goal"], *env.level["holes"]]
-    end = ends[i % 3 % len(ends)]
-    ice = [cell for cell in itertools.product(range(env.size), repeat=2) if cell not in ends]
-    near = [cell for cell in ice if abs(cell[0] - end[0]) + abs(cell[1] - end[1]) == 1]
-    return dict(env=env, state=pick(g, *near or ice), action=pick(g, *env.actions))
+    cells = itertools.product(range(env.size), repeat=2)
+    ice = [cell for cell in cells if cell not in ends]
+    end = in_turn(i % 3, *ends)
+    near = [cell for cell in ice if math.dist(cell, end) == 1]
+    state = pick(g, *near or ice)
+    return dict(env=env, state=state, action=pick(g, *env.actions))
 
 
 def one_step(answer, env, state, action):
@@ -83,61 +94,74 @@ def one_step(answer, env, state, action):
     listed = given(answer(env, state, action))
     for chance, cell, reward, over in listed:
         place = str(type(cell)(map(int, cell)))  # a cell is a tuple: [0, 1] is never the goal
-        before = total.get(place, [0.0])[0]
+        before, *_ = total.get(place, [0.0])
         total[place] = [before + float(chance), float(reward), bool(over)]
-    return {"intended": list(listed[0][1]), "cell: chance, reward, over?": total}
+    _, intended, _, _ = listed[0]
+    return {"intended": list(intended), "cell: chance, reward, over?": total}
 
 
 def some_world(g, i):
-    name = ("frozenlake", "sokoban", "bandit", "frozenlake", "bandit_rev")[i % 5]
-    env = envs.make(name, pick(g, 1 / 3, 0.8, 0.9))
+    name = in_turn(i, "frozenlake", "sokoban", "bandit", "frozenlake", "bandit_rev")
+    env = envs.make(name, success_rate=pick(g, 1 / 3, 0.8, 0.9))
     env.reset(whole(g, 0, 99))
     if i % 5 == 3:  # at the goal, where it is not over yet
         env.state = env.level["goal"]
-    return dict(env=env, horizon=2 if i % 5 == 4 else whole(g, 3, 5))
+    horizon = whole(g, 3, 5) if name != "bandit_rev" else 2
+    return dict(env=env, horizon=horizon)
 
 
 def both_players(answer, env, horizon):
-    random, optimal = given(answer(env, horizon))
-    return {"random": [float(x) for x in random], "optimal": [float(x) for x in optimal]}
+    players = zip(("random", "optimal"), given(answer(env, horizon)), strict=True)
+    return {name: list(map(float, chances)) for name, chances in players}
 
 
 # ------------------------------------------------------------------------------------------------- words
 TEXT = dict(before="", thought="<think>x</think>", gap="", tag="<answer>", answer="Down", end="</answer>", behind="")
-CORNERS = [("answer", text) for text in (  # "Down" is "down" in half of the cases
-    "down || Left", " Up ||Left", " UP ", "Up||Up||Up||Up||Up||Left", "Up||Up||Up||Up||jump", "U p", "Down || jump", "",
-    "Down||", "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2")]
-CORNERS += [("thought", text) for text in (
-    "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>", "<think>x</think><think>y</think>",
-    "<think>an <answer> in it</think>", "<think>x<think></think>", "<think>x</think></think>", "<Think>x</Think>",
-    "<think>x</think><answer>Up</answer>")]
-CORNERS += [("before", " "), ("before", "\n"), ("before", "So: "), ("gap", " "), ("gap", "\n\n"), ("gap", "so")]
-CORNERS += [("behind", "\n"), ("behind", " and more"), ("behind", "."), ("behind", "<think>y</think>"),
-            ("behind", "<answer>Up</answer>"), ("tag", "<Answer>"), ("end", "</ANSWER>"), ("end", "")]
-HOSTILE = ["<think>" * 14_000, "<think></think>" * 7000, "<think>" + " " * 100_000, "<think></think>" + " " * 100_000,
-           "<think></think><answer>" + "||" * 50_000]  # a careless pattern needs minutes
+INSTEAD = {  # part of the text: what stands there in a corner case
+    "answer": [  # "Down" is "down" in half of the cases
+        "down || Left", " Up ||Left", " UP ", "Up||Up||Up||Up||Up||Left", "Up||Up||Up||Up||jump", "U p",
+        "Down || jump", "", "Down||", "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2"],
+    "thought": [
+        "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>",
+        "<think>x</think><think>y</think>", "<think>an <answer> in it</think>", "<think>x<think></think>",
+        "<think>x</think></think>", "<Think>x</Think>", "<think>x</think><answer>Up</answer>"],
+    "before": [" ", "\n", "So: "],
+    "gap": [" ", "\n\n", "so"],
+    "behind": ["\n", " and more", ".", "<think>y</think>", "<answer>Up</answer>"],
+    "tag": ["<Answer>"],
+    "end": ["</ANSWER>", ""]}
+CORNERS = [(part, text) for part, texts in INSTEAD.items() for text in texts]
+HOSTILE = [  # a careless pattern needs minutes
+    "<think>" * 14_000, "<think></think>" * 7000, "<think>" + " " * 100_000,
+    "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000]
 
 
 def some_text(g, i):
     """One corner case in the notebook; then up to two of them at once, and hostile ones."""
-    corners = [CORNERS[i % len(CORNERS)]]
-    if i >= len(CORNERS) and g.random() < 0.5:
+    hidden = i >= len(CORNERS)
+    corners = [in_turn(i, *CORNERS)]
+    if hidden and g.random() < 0.5:
         corners += [pick(g, *CORNERS)]
     text = "".join((TEXT | dict(corners)).values())
-    if i >= len(CORNERS) and i % 100 >= 100 - len(HOSTILE):
-        text = HOSTILE[i % 100 - 100]
-    actions = ("Up", "Down", "Left", "Right") if i % 2 else ("Up", "down", "LEFT", "Go on")
-    return dict(text=text, actions=actions, limit=3 + i % 2 + (i >= len(CORNERS)))
+    place = i % 100 - 100 + len(HOSTILE)  # the last ones of a hundred
+    if hidden and place >= 0:
+        text = HOSTILE[place]
+    actions = in_turn(i, ("Up", "down", "LEFT", "Go on"), ("Up", "Down", "Left", "Right"))
+    return dict(text=text, actions=actions, limit=3 + i % 2 + hidden)
 
 
 # ------------------------------------------------------------------------------------------------- tokens
 def some_pieces(g, i):  # [(ids, who, log-probability), ...]: message, tokens of the answer, message, ...
     pieces = []
     for _ in range(1 + i % 3):
-        pieces.append((whole(g, 0, 8, whole(g, 1, 4)), False, 0.0))
-        for token in whole(g, 0, 3, whole(g, 1, 4)):
-            pieces.append(([token], True, 0.0 - 0.1 * whole(g, 0, 9)))
-    return dict(pieces=pieces + [([0, 5], False, 0.0)] * (i % 2))
+        message = whole(g, 0, 8, n=whole(g, 1, 4))
+        pieces.append((message, False, 0.0))
+        for token in whole(g, 0, 3, n=whole(g, 1, 4)):
+            logp = 0.0 - 0.1 * whole(g, 0, 9)
+            pieces.append(([token], True, logp))
+    if i % 2:
+        pieces.append(([0, 5], False, 0.0))
+    return dict(pieces=pieces)
 
 
 def written(traj, pieces):
@@ -151,7 +175,8 @@ def written(traj, pieces):
 
 def record(answer, pieces):
     traj = written(answer(None, 0, 10), pieces)
-    return {name: getattr(traj, name) for name in ("ids", "mask", "old_logp", "reward", "answer_start")}
+    names = ("ids", "mask", "old_logp", "reward", "answer_start")
+    return {name: getattr(traj, name) for name in names}
 
 
 def episodes(g, P, N):  # 0 ends a turn, and is the padding
@@ -171,53 +196,54 @@ def to_collate(g, i):
 
 
 def make_batch(answer, trajs, device):
-    batch = dict(given(answer(trajs, device)))
+    batch = given(answer(trajs, device))
+    found = {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
     last = torch.tensor([len(traj.ids) - 1 for traj in trajs])
-    behind = torch.arange(last.max()) >= last[:, None]  # tokens behind an episode's end: any will do
+    behind = torch.arange(last.max()) >= last[:, None]  # an episode's end: any tokens will do there
     for key in ("inputs", "targets"):
-        if isinstance(batch[key], torch.Tensor) and batch[key].shape == behind.shape:
-            batch[key] = batch[key].masked_fill(behind.to(batch[key].device), 0)
-    return {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
+        x = found[key]
+        if isinstance(x, torch.Tensor) and x.shape == behind.shape:
+            found[key] = x.masked_fill(behind.to(x.device), 0)
+    return found
 
 
 @functools.cache
-def random_networks(seed):  # with nine words -> policy, critic, their weights
+def random_networks(seed):  # with nine words -> policy, critic
     torch.manual_seed(seed)
-    sizes = dict(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-                 max_position_embeddings=64, bos_token_id=None, eos_token_id=2, pad_token_id=None)
-    config = transformers.LlamaConfig(**sizes, num_labels=1)
-    policy = transformers.LlamaForCausalLM(config).eval()
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=1,
+        max_position_embeddings=64, bos_token_id=None, eos_token_id=2, pad_token_id=None)
+    policy = transformers.LlamaForCausalLM(config)
     policy.lm_head.weight.data *= 60  # fresh ones find all words about equally likely
-    critic = transformers.LlamaForTokenClassification(config).eval()
-    return policy, critic, copy.deepcopy((policy.state_dict(), critic.state_dict()))
+    critic = transformers.LlamaForTokenClassification(config)
+    return policy.eval(), critic.eval()
 
 
-def networks(g):  # -> policy, critic: as new, whatever an answer did to them
-    *both, weights = random_networks(whole(g, 0, 3))
-    for network, saved in zip(both, weights):
-        network.load_state_dict(saved)
-        network.zero_grad()
-    return both
+def networks(g):  # -> policy, critic: new ones, whatever an answer did to others
+    return copy.deepcopy(random_networks(whole(g, 0, 3)))
 
 
 def random_batch(g, B, T=7):  # rows of different lengths; the first token is the world's
     mask = torch.tensor(g.random((B, T)) < 0.7)
-    mask &= torch.arange(T) < torch.tensor(whole(g, 3, T, B))[:, None]
-    mask[:, 0], mask[:, 1] = False, True
-    tokens = torch.tensor(whole(g, 0, 8, (2, B, T)))
-    return {"inputs": tokens[0], "targets": tokens[1], "mask": mask}
+    lengths = torch.tensor(whole(g, 3, T, n=B))
+    mask &= torch.arange(T) < lengths[:, None]
+    mask[:, 0] = False
+    mask[:, 1] = True
+    inputs, targets = torch.tensor(whole(g, 0, 8, n=(2, B, T)))
+    return {"inputs": inputs, "targets": targets, "mask": mask}
 
 
 def choices(g, i):
     policy, _ = networks(g)
-    return dict(policy=policy, part=random_batch(g, 1 + i % 3),
-                cfg=settings_of(temperature=(1.0, 0.5, 0.02, 2.0, 0.7)[i % 5]))
+    cfg = settings_of(temperature=in_turn(i, 1.0, 0.5, 0.02, 2.0, 0.7))
+    return dict(policy=policy, part=random_batch(g, 1 + i % 3), cfg=cfg)
 
 
 # ------------------------------------------------------------------------------------------- how good was it
 def group_returns(g, P, N, power=1):  # rows of different means and spreads
-    spread, mean = torch.tensor([whole(g, 1, 9, P), whole(g, -9, 9, P)])[:, :, None]
-    return normal(g, P, N) ** power * spread + mean
+    spread = torch.tensor(whole(g, 1, 9, n=P))
+    mean = torch.tensor(whole(g, -9, 9, n=P))
+    return normal(g, P, N) ** power * spread[:, None] + mean[:, None]
 
 
 def groups(g, i):
@@ -225,11 +251,12 @@ def groups(g, i):
     R[0] = pick(g, 10.9, -0.1, 5.3)  # equal returns
     if i % 2:
         R[0, -1] += 1e-6  # but for rounding
-    return dict(R=R, norm="mean" if i % 3 == 2 else "std")
+    return dict(R=R, norm=in_turn(i, "std", "std", "mean"))
 
 
 def prompts(g, i):
-    P, keep = ((4, 0.5), (3, 0.25), (8, 0.3), (7, 0.5), (5, 0.67), (100, 0.29), (6, 1.0))[i % 7]
+    P = in_turn(i, 4, 3, 8, 7, 5, 100, 6)
+    keep = in_turn(i, 0.5, 0.25, 0.3, 0.5, 0.67, 0.29, 1.0)
     return dict(R=group_returns(g, P, 6, power=3), keep=keep)
 
 
@@ -242,66 +269,86 @@ def kept_prompts(answer, R, keep):
 
 def steps(g, i, B=2, T=6):  # the world's tokens have values that must not matter
     mask = torch.tensor(g.random((B, T)) < 0.6)
-    mask[0, T // 2], mask[1] = False, mask[1] & (i % 3 > 0)  # in every third case the model wrote nothing there
-    value = torch.where(mask, normal(g, B, T), pick(g, 50.0, -77.0))
-    return dict(reward=torch.where(mask, normal(g, B, T), 0.0), value=value, mask=mask,
-                gamma=(0.9, 1.0, 0.5)[i % 3], lam=(0.8, 1.0, 0.95, 0.0)[i % 4])
+    mask[0, T // 2] = False
+    if i % 3 == 0:
+        mask[1] = False  # the model wrote nothing there
+    value = normal(g, B, T).where(mask, torch.tensor(pick(g, 50.0, -77.0)))
+    reward = normal(g, B, T) * mask + 0.0
+    return dict(reward=reward, value=value, mask=mask,
+                gamma=in_turn(i, 0.9, 1.0, 0.5), lam=in_turn(i, 0.8, 1.0, 0.95, 0.0))
 
 
 # ------------------------------------------------------------------------------------------------- the update
 def ratios(g, i, n=8):
-    cfg = settings_of(clip_low=pick(g, 0.1, 0.2), clip_high=pick(g, 0.28, 0.35), entropy_coef=(0.03, 0.0, 0.2)[i % 3])
-    edges = [1 - cfg.clip_low, 1 - cfg.clip_low, 1.0, 1 + cfg.clip_low, 1 + cfg.clip_high, 1 + cfg.clip_high]
-    ratio = torch.tensor(g.choice(edges, n) * (1 + g.choice([-0.04, 0.04], n)), dtype=torch.float32)
+    cfg = settings_of(clip_low=pick(g, 0.1, 0.2), clip_high=pick(g, 0.28, 0.35))
+    cfg.entropy_coef = in_turn(i, 0.03, 0.0, 0.2)
+    low, high = 1 - cfg.clip_low, 1 + cfg.clip_high
+    edges = [low, low, 1.0, 1 + cfg.clip_low, high, high]
+    ratio = g.choice(edges, n) * g.choice([0.96, 1.04], n)
+    ratio[:4] = 0.5, 0.5, 1.5, 1.5
     old_logp = normal(g, n) - 3
     adv = normal(g, n)
-    ratio[:4], adv[:4] = torch.tensor([0.5, 0.5, 1.5, 1.5]), torch.tensor([1.0, -1.0, 1.0, -1.0])
-    adv[4] = 0.0
-    return dict(logp=(old_logp + ratio.log()).requires_grad_(), entropy=normal(g, n).abs().requires_grad_(),
-                old_logp=old_logp, adv=adv, cfg=cfg)
+    adv[:5] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])
+    logp = old_logp + torch.tensor(ratio).float().log()
+    entropy = normal(g, n).abs()
+    logp.requires_grad_()
+    entropy.requires_grad_()
+    return dict(logp=logp, entropy=entropy, old_logp=old_logp, adv=adv, cfg=cfg)
 
 
 def forecasts(g, i, n=8):
-    limit = (0.5, 0.3, 0.8)[i % 3]
+    limit = in_turn(i, 0.5, 0.3, 0.8)
     old_value = normal(g, n)
-    moved = limit * torch.tensor(g.choice([-2.0, -1.2, -0.7, 0.7, 1.2, 2.0], n), dtype=torch.float32)
-    return dict(value=(old_value + moved).requires_grad_(), old_value=old_value,
-                ret=old_value + normal(g, n, scale=2.0) + 0.037) | {"rm.VALUE_CLIP": limit}
+    moved = torch.tensor(g.choice([-2.0, -1.2, -0.7, 0.7, 1.2, 2.0], n)).float()  # 1.0: the limit
+    value = old_value + limit * moved
+    ret = old_value + normal(g, n, scale=2.0) + 0.037
+    return {"value": value.requires_grad_(), "old_value": old_value, "ret": ret, "rm.VALUE_CLIP": limit}
 
 
 def batch_to_learn(g, i):
     """In several parts, with and without a critic; ratios and values are beyond what is clipped."""
     policy, critic = networks(g)
-    models = rm.Models(policy, critic if i % 3 else None, None, None, None)
-    batch = random_batch(g, 5)
+    if i % 3 == 0:
+        critic = None
     cfg = settings_of(entropy_coef=0.1, temperature=0.7)
-    logp = rm.on_grid(lambda part: rm.token_logps(policy, part, cfg)[0], batch | {"reward": batch["mask"].float()})
-    batch |= {"old_logp": logp + normal(g, 5, 7, scale=0.4), "adv": normal(g, 5, 7), "reward": torch.zeros(5, 7)}
-    if models.critic:
+    batch = random_batch(g, 5)
+    batch["reward"] = torch.zeros(5, 7)
+    logp = rm.on_grid(lambda part: rm.token_logps(policy, part, cfg)[0], batch)
+    batch["old_logp"] = logp + normal(g, 5, 7, scale=0.4)
+    batch["adv"] = normal(g, 5, 7)
+    if critic:
         batch |= {"value": normal(g, 5, 7), "ret": normal(g, 5, 7)}
     rows = g.permutation(5)[:4].tolist()  # one is not in this step
+    models = rm.Models(policy, critic, None, None, None)
     constants = {"rm.MICRO_TOKENS": 16, "rm.VALUE_CLIP": 0.4}
     return dict(batch=batch, rows=rows, models=models, cfg=cfg) | constants
 
 
 def gradients(g, i):
     """Of different lengths in policy and critic (none in every third case); the optimizer moves by them."""
-    groups = []
-    for rate in (0.5, 0.25)[:1 + (i % 3 > 0)]:
-        network = torch.nn.Linear(3, 1, bias=False)
-        network.weight.data = normal(g, 1, 3)
-        gradient = torch.tensor(g.normal(size=(1, 3)), dtype=torch.float32)
-        network.weight.grad = gradient / gradient.norm() * pick(g, 0.3, 0.9, 1.7, 3.0, 50.0)
-        groups.append((network, dict(params=network.parameters(), lr=rate)))
-    policy, critic = ([network for network, _ in groups] + [None])[:2]
-    optimizer = torch.optim.SGD([group for _, group in groups], weight_decay=0.1)
+    policy = with_gradient(g)
+    groups = [dict(params=policy.parameters(), lr=0.5)]
+    critic = None
+    if i % 3:
+        critic = with_gradient(g)
+        groups.append(dict(params=critic.parameters(), lr=0.25))
+    optimizer = torch.optim.SGD(groups, weight_decay=0.1)
     models = rm.Models(policy, critic, None, optimizer, None)
-    return dict(models=models, cfg=settings_of()) | {"rm.MAX_GRAD_NORM": (1.0, 2.0)[i % 2]}
+    return {"models": models, "cfg": settings_of(), "rm.MAX_GRAD_NORM": in_turn(i, 1.0, 2.0)}
+
+
+def with_gradient(g):
+    network = torch.nn.Linear(3, 1, bias=False)
+    network.weight.data = normal(g, 1, 3)
+    gradient = torch.tensor(g.normal(size=(1, 3))).float()
+    length = pick(g, 0.3, 0.9, 1.7, 3.0, 50.0)
+    network.weight.grad = gradient / gradient.norm() * length
+    return network
 
 
 def accepted(answer):
-    settings = given(answer())
-    cfg = ragen_mini.Config(**SETTINGS | settings | dict(model="tiny", device="cpu"))
+    settings = SETTINGS | given(answer())
+    cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
     envs.make(cfg.env)  # is there such a world?
     return {f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
             "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,
@@ -320,15 +367,19 @@ BUGS = {  # function: the piece of the shipped text, what stands there instead
 
 def played(g, i):
     N = 2 + i % 3
-    return dict(trajs=episodes(g, 4, N), cfg=settings_of(rollouts=N))
+    trajs = episodes(g, 4, N)
+    return dict(trajs=trajs, cfg=settings_of(rollouts=N))
 
 
 def to_judge(g, i):
     policy, critic = networks(g)
     trajs = episodes(g, 2, 3)
-    cfg = settings_of(algo=("ppo", "ppo", "grpo")[i % 3], kl_coef=0.3, adv_norm=("mean", "std")[i // 3 % 2], gamma=0.9,
-                      lam=0.8, device="cpu", rollouts=3)
-    models = rm.Models(policy, critic, networks(g)[0] if i % 2 else None, None, None)
+    cfg = settings_of(algo=in_turn(i, "ppo", "ppo", "grpo"), adv_norm=in_turn(i // 3, "mean", "std"),
+                      kl_coef=0.3, gamma=0.9, lam=0.8, device="cpu", rollouts=3)
+    ref = None
+    if i % 2:
+        ref, _ = networks(g)
+    models = rm.Models(policy, critic, ref, None, None)
     return dict(trajs=trajs, R=rm.returns(trajs, cfg), models=models, cfg=cfg)
 
 
@@ -338,24 +389,31 @@ def judged(answer, *inputs):
 
 
 def next_words(g, i, V=5):  # of two distributions in turn
-    return dict(logp=normal(g, 2, V, scale=1.5).log_softmax(-1).repeat(200, 1), seed=whole(g, 0, 9999))
+    logp = normal(g, 2, V, scale=1.5).log_softmax(-1)
+    return dict(logp=logp.repeat(200, 1), seed=whole(g, 0, 9999))
 
 
 def chi_square(tokens, p):  # between how often the words were drawn and their probabilities
+    count = torch.bincount(tokens, minlength=len(p))
     expected = len(tokens) * p
-    return ((torch.bincount(tokens, minlength=len(p)) - expected) ** 2 / expected).sum().item()
+    return ((count - expected) ** 2 / expected).sum().item()
 
 
 def drawn(answer, logp, seed):
     """Many draws: as often as their probabilities say, and by the generator alone?"""
-    trajs = [written(rm.Trajectory(None, 0, 10), [([7], False, 0.0)]) for _ in logp]
-    generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
-    for number in (0, 0, 1):
+    trajs = []
+    for _ in logp:
+        traj = rm.Trajectory(None, 0, 10)
+        traj.append([7], sampled=False)
+        trajs.append(traj)
+    first = torch.Generator().manual_seed(seed)
+    twin = torch.Generator().manual_seed(seed)
+    for generator in (first, first, twin):
         torch.manual_seed(len(trajs[0].ids))  # the global dice must not matter
-        answer(trajs, logp, generators[number])
+        answer(trajs, logp, generator)
     tokens = torch.tensor([traj.ids[1:] for traj in trajs])
-    distance = sum(chi_square(tokens[i::2, 0], logp[i].exp()) for i in range(2))
     noted = torch.tensor([traj.old_logp[1:] for traj in trajs])
+    distance = sum(chi_square(tokens[i::2, 0], logp[i].exp()) for i in (0, 1))
     return {"always the likeliest word": tokens[:, 0].equal(logp.argmax(1)),
             "as often as their probabilities (chi-square)": distance < 40,  # right ones are beyond once in 300,000
             "the same generator, the same words": tokens[:, 0].equal(tokens[:, 2]),
@@ -371,30 +429,42 @@ def tokenizer():
 
 
 TURNS = (  # what `tiny` says after <think>; `solve` becomes what wins
-    dict(says="solve || Left", bonus=0.5), dict(says="Down"), dict(text="I go . <|im_end|>"),
-    dict(says="Left", tokens=5), dict(says="Up || Left", world="sokoban"), dict(says="solve", world="sokoban"),
-    dict(says="Left", max_turns=1, bonus=0.5), dict(says="Left || Left", max_actions=1),
-    dict(says="Left || Left", max_actions=2), dict(says="Up || Down || Right"))
+    dict(says="solve || Left", bonus=0.5),
+    dict(says="Down"),
+    dict(text="I go . <|im_end|>"),
+    dict(says="Left", tokens=5),
+    dict(says="Up || Left", world="sokoban"),
+    dict(says="solve", world="sokoban"),
+    dict(says="Left", max_turns=1, bonus=0.5),
+    dict(says="Left || Left", max_actions=1),
+    dict(says="Left || Left", max_actions=2),
+    dict(says="Up || Down || Right"))
 
 
 def a_turn(g, i):
-    turn = dict(text="", says="", world="frozenlake", bonus=0.0, tokens=40) | TURNS[i % len(TURNS)]
-    limits = {name: turn[name] for name in ("max_turns", "max_actions") if name in turn}
-    cfg = rm.Config(model="none", device="cpu", max_new_tokens=turn["tokens"], iterations=1, lr=1e-3, critic_lr=1e-3,
-                    success_rate=1.0, **limits)
+    turn = dict(world="frozenlake", tokens=40, bonus=0.0, max_turns=5, max_actions=10) | in_turn(i, *TURNS)
+    cfg = rm.Config(model="none", device="cpu", max_new_tokens=turn["tokens"], max_turns=turn["max_turns"],
+                    max_actions=turn["max_actions"], success_rate=1.0, iterations=1, lr=1e-3, critic_lr=1e-3)
     tok = tokenizer()
-    for seed in whole(g, 0, 99, 50):
-        traj = rm.begin(turn["world"], seed, 0, 0, tok, cfg)
-        way = solve(traj.env)
-        if 1 < len(way) < 4:
-            break
+    traj, way = short_way(g, turn["world"], tok, cfg)
     traj.env.bonus = lambda _: turn["bonus"]
-    moves = turn["says"].replace("solve", " || ".join(way))
-    text = turn["text"] or f"I go . </think> <answer> {moves} </answer> <|im_end|>"
+    text = turn.get("text")
+    if not text:
+        moves = turn["says"].replace("solve", " || ".join(way))
+        text = f"I go . </think> <answer> {moves} </answer> <|im_end|>"
     for token in tok(text).input_ids[:turn["tokens"]]:
         traj.append([token], True, -1.0)
     ends = [tok.convert_tokens_to_ids("<|im_end|>")]
-    return dict(traj=traj, tok=tok, cfg=cfg, ends=ends) | {"rm.FORMAT_PENALTY": -0.1 - i % 2}
+    return {"traj": traj, "tok": tok, "cfg": cfg, "ends": ends, "rm.FORMAT_PENALTY": in_turn(i, -0.1, -1.1)}
+
+
+def short_way(g, world, tok, cfg):  # -> an episode that begins, two or three actions from its goal; these
+    for seed in whole(g, 0, 99, n=50):
+        traj = rm.begin(world, seed, 0, 0, tok, cfg)
+        way = solve(traj.env)
+        if 1 < len(way) < 4:
+            break
+    return traj, way
 
 
 def act(answer, *inputs):
@@ -424,13 +494,14 @@ def collapse_rows():  # -> config, rows of the run that is read
     return run["config"], run["rows"]
 
 
-def order_of_alarm(log, columns=("entropy", "reward_std", "valid"), window=5, factor=2, band=(130, 145)):
+def order_of_alarm(log, window=5, factor=2, band=(130, 145)):
     """The columns whose median over the last five iterations was, after the band, once beyond twice or below half the
     median over the band; the first one first."""
+    begin, end = band
     first = {}
-    for column in columns:
-        usual = np.median([row[column] for row in log if band[0] <= row["iteration"] <= band[1]])
-        for i in range(band[1] + 1, len(log)):  # log[i] is iteration i
+    for column in ("entropy", "reward_std", "valid"):
+        usual = np.median([row[column] for row in log[begin:end + 1]])
+        for i in range(end + 1, len(log)):  # log[i] is iteration i
             recent = [row[column] for row in log[i + 1 - window:i + 1]]
             if not usual / factor <= np.median(recent) <= usual * factor:
                 first.setdefault(column, i)
@@ -440,12 +511,13 @@ def order_of_alarm(log, columns=("entropy", "reward_std", "valid"), window=5, fa
 def some_log(g, i):
     """The shipped one; then others, with the columns exchanged, and jumps of one iteration where nothing has moved."""
     _, rows = collapse_rows()
-    if i:
-        columns = ["entropy", "reward_std", "valid"]
-        new = dict(zip(columns, g.permutation(columns).tolist()))
-        rows = [{new.get(name, name): value for name, value in row.items()} for row in rows]
-        for place in whole(g, 131, 144), whole(g, 147, 152):
-            rows[place][new["reward_std"]] *= 40.0
+    if i == 0:
+        return dict(log=rows)
+    columns = ["entropy", "reward_std", "valid"]
+    new = dict(zip(columns, g.permutation(columns).tolist()))
+    rows = [{new.get(name, name): value for name, value in row.items()} for row in rows]
+    for place in whole(g, 131, 144), whole(g, 147, 152):
+        rows[place][new["reward_std"]] *= 40.0
     return dict(log=rows)
 
 
@@ -460,32 +532,56 @@ def nothing(g, i):
     return {}
 
 
-EXERCISES = [
-    Exercise("moves", "0 play", 0.5, lambda: solve(level_7()), nothing, play_moves, 1, show_spec=False),
-    Exercise("outcomes", "1 the rules of the ice", 0.5, envs.FrozenLake.outcomes, beside_something, one_step, 12),
-    Exercise("yardsticks", "2 random and optimal play", 1, envs.yardsticks, some_world, both_players, 5),
-    Exercise("parse_answer", "3 words become actions", 1, rm.parse_answer, some_text, results("actions"), len(CORNERS)),
-    Exercise("Trajectory", "4 who wrote which token", 1, rm.Trajectory, some_pieces, record),
-    Exercise("collate", "5 the shift", 1.5, rm.collate, to_collate, make_batch, everywhere=True),
-    Exercise("token_logps", "6 log-probabilities and entropy", 1.5, rm.token_logps, choices, results("logp", "entropy"),
-             everywhere=True),
-    Exercise("grpo_advantages", "7 advantages from the group", 1.5, rm.grpo_advantages, groups, results("advantages")),
-    Exercise("uncertainty_filter", "8 the filter of StarPO-S", 1, rm.uncertainty_filter, prompts, kept_prompts, 7),
-    Exercise("gae", "9 advantages from a critic", 2.5, rm.gae, steps, results("advantage", "ret"), everywhere=True),
-    Exercise("policy_loss", "10 the clipped objective", 1.5, rm.policy_loss, ratios, results("loss", "clipped"),
-             everywhere=True),
-    Exercise("value_loss", "11 the critic's loss", 1, rm.value_loss, forecasts, results("loss"), everywhere=True),
-    Exercise("add_gradients", "12 gradients by micro-batches", 1, rm.add_gradients, batch_to_learn,
-             lambda answer, *inputs: {"returns a dict": isinstance(given(answer(*inputs)), dict)}),
-    Exercise("take_step", "12 the step", 0.5, rm.take_step, gradients,
-             lambda answer, *inputs: {"returned": float(given(answer(*inputs)))}),
-    Exercise("settings", "13 training (the agent must learn)", 1, lambda: dict(SETTINGS), nothing, accepted, 1),
-    Exercise("returns", "14a bug: returns", 0.5, rm.returns, played, results("R")),
-    Exercise("compute_advantages", "14b bug: compute_advantages", 0.5, rm.compute_advantages, to_judge, judged),
-    Exercise("sample", "14c bug: sample", 0.5, rm.sample, next_words, drawn, 5),
-    Exercise("take_turn", "14d bug: take_turn", 0.5, rm.take_turn, a_turn, act, len(TURNS)),
-    Exercise("paradox", "15 the bandit paradox, on paper", 0.5, expected_advantages, nothing, on_paper, 1,
-             show_spec=False),
-    Exercise("collapse", "16 what moved first?", 0.5, order_of_alarm, some_log, read_order, 5, show_spec=False),
+def returns_a_dict(answer, *inputs):
+    return {"returns a dict": isinstance(given(answer(*inputs)), dict)}
+
+
+def length_returned(answer, *inputs):
+    return {"returned": float(given(answer(*inputs)))}
+
+
+EXERCISES = [  # name, title, points, the shipped function, how inputs are drawn, what counts of what it returns
+    Exercise("moves", "0 play", 0.5,
+             lambda: solve(level_7()), nothing, play_moves, shown=1, show_spec=False),
+    Exercise("outcomes", "1 the rules of the ice", 0.5,
+             envs.FrozenLake.outcomes, beside_something, one_step, shown=12),
+    Exercise("yardsticks", "2 random and optimal play", 1,
+             envs.yardsticks, some_world, both_players, shown=5),
+    Exercise("parse_answer", "3 words become actions", 1,
+             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS)),
+    Exercise("Trajectory", "4 who wrote which token", 1,
+             rm.Trajectory, some_pieces, record),
+    Exercise("collate", "5 the shift", 1.5,
+             rm.collate, to_collate, make_batch, everywhere=True),
+    Exercise("token_logps", "6 log-probabilities and entropy", 1.5,
+             rm.token_logps, choices, results("logp", "entropy"), everywhere=True),
+    Exercise("grpo_advantages", "7 advantages from the group", 1.5,
+             rm.grpo_advantages, groups, results("advantages")),
+    Exercise("uncertainty_filter", "8 the filter of StarPO-S", 1,
+             rm.uncertainty_filter, prompts, kept_prompts, shown=7),
+    Exercise("gae", "9 advantages from a critic", 2.5,
+             rm.gae, steps, results("advantage", "ret"), everywhere=True),
+    Exercise("policy_loss", "10 the clipped objective", 1.5,
+             rm.policy_loss, ratios, results("loss", "clipped"), everywhere=True),
+    Exercise("value_loss", "11 the critic's loss", 1,
+             rm.value_loss, forecasts, results("loss"), everywhere=True),
+    Exercise("add_gradients", "12 gradients by micro-batches", 1,
+             rm.add_gradients, batch_to_learn, returns_a_dict),
+    Exercise("take_step", "12 the step", 0.5,
+             rm.take_step, gradients, length_returned),
+    Exercise("settings", "13 training (the agent must learn)", 1,
+             lambda: dict(SETTINGS), nothing, accepted, shown=1),
+    Exercise("returns", "14a bug: returns", 0.5,
+             rm.returns, played, results("R")),
+    Exercise("compute_advantages", "14b bug: compute_advantages", 0.5,
+             rm.compute_advantages, to_judge, judged),
+    Exercise("sample", "14c bug: sample", 0.5,
+             rm.sample, next_words, drawn, shown=5),
+    Exercise("take_turn", "14d bug: take_turn", 0.5,
+             rm.take_turn, a_turn, act, shown=len(TURNS)),
+    Exercise("paradox", "15 the bandit paradox, on paper", 0.5,
+             expected_advantages, nothing, on_paper, shown=1, show_spec=False),
+    Exercise("collapse", "16 what moved first?", 0.5,
+             order_of_alarm, some_log, read_order, shown=5, show_spec=False),
 ]
 EXERCISES = {exercise.name: exercise for exercise in EXERCISES}
