@@ -9,11 +9,12 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import itertools
 import json
 import re
+import signal
 import sys
 import textwrap
+import threading
 import time
 import traceback
 import warnings
@@ -24,10 +25,12 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.nn.utils import parameters_to_vector
 
 COURSE = Path(__file__).resolve().parent
 ROOT = COURSE.parent
-sys.path[:0] = [str(ROOT), str(COURSE), str(ROOT / "extras")]
+for folder in (ROOT / "extras", COURSE, ROOT):
+    sys.path.insert(0, str(folder))
 
 import ragen_mini
 
@@ -64,23 +67,36 @@ class Exercise:
     show_spec: bool = True
     everywhere: bool = False  # must what it returns be on the device of its inputs?
 
-    def inputs(self, i):  # always the same ones for the same i; "rm.X" is no input, but a constant of ragen_mini
+    def inputs(self, i):  # always the same ones for the same i
+        return {name: value for name, value in self.drawn(i).items() if not name.startswith("rm.")}
+
+    def constants(self, i):  # of ragen_mini, while the answer runs: they are drawn as "rm.X"
+        return {name[3:]: value for name, value in self.drawn(i).items() if name.startswith("rm.")}
+
+    def drawn(self, i):
         return self.draw(np.random.default_rng(i), i)
 
     def cases(self, hidden=0):  # numbers of inputs: those of the notebook, and more, others for each `hidden`
-        more = range(1000 * hidden, 1000 * hidden + 3 * self.shown) if hidden else ()
-        return [*range(self.shown), *more]
+        numbers = list(range(self.shown))
+        if hidden:
+            first = 1000 * hidden
+            numbers += range(first, first + 3 * self.shown)
+        return numbers
 
 
 def read_answers(file):  # -> {exercise: [(words, old piece, new piece, ...), ...]}
     answers = {}
     for line in file.read_text().replace("\n    ", " ").splitlines():  # an indented line belongs to the one before
         if line.startswith("["):
-            answers[line.strip("[]")] = answers_of_one = []
+            name = line.strip("[]")
+            answers[name] = []
         elif line and not line.startswith("#"):
-            words, *changes = line.split(" :: ")
-            pieces = [piece.replace("\\n", "\n").strip(" ") for change in changes for piece in change.split("=>", 1)]
-            answers_of_one.append((words, *pieces))
+            words, *changes = line.replace("\\n", "\n").split(" :: ")
+            answer = [words]
+            for change in changes:
+                old, new = change.split("=>", 1)
+                answer += [old.strip(" "), new.strip(" ")]
+            answers[name].append(answer)
     return answers
 
 
@@ -131,8 +147,7 @@ def plain(x):
     if isinstance(x, np.ndarray):
         x = torch.as_tensor(x)
     if isinstance(x, torch.Tensor):
-        kind = "bool" if x.dtype == torch.bool else "float" if x.dtype.is_floating_point else "int"
-        return {"shape": list(x.shape), "kind": kind, "values": x.detach().tolist()}
+        return {"shape": list(x.shape), "kind": kind_of(x), "values": x.detach().tolist()}
     if isinstance(x, np.generic):
         x = x.item()
     if isinstance(x, dict):
@@ -144,12 +159,17 @@ def plain(x):
     raise TypeError(f"returned a {type(x).__name__}")
 
 
+def kind_of(x):
+    if x.dtype == torch.bool:
+        return "bool"
+    return "float" if x.dtype.is_floating_point else "int"
+
+
 def parts(x, name):  # yields (name, plain value) of all that an answer could change in an input
     if isinstance(x, torch.nn.Module):
-        weights = list(x.parameters())
-        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-        yield f"{name}'s weights afterwards", plain(torch.cat([weight.flatten() for weight in weights]))
-        yield f"{name}'s gradient", plain(torch.cat([gradient.flatten() for gradient in gradients]))
+        gradients = [gradient_of(weight) for weight in x.parameters()]
+        yield f"{name}'s weights afterwards", plain(parameters_to_vector(x.parameters()))
+        yield f"{name}'s gradient", plain(parameters_to_vector(gradients))
     elif isinstance(x, OURS):
         yield from parts(vars(x), name)
     elif isinstance(x, dict):
@@ -157,40 +177,74 @@ def parts(x, name):  # yields (name, plain value) of all that an answer could ch
             yield from parts(value, f"{name}.{key}".lstrip("."))
     elif isinstance(x, (list, tuple)) and any(isinstance(value, (*OURS, dict, list)) for value in x):
         yield from parts(dict(enumerate(x)), name)
-    elif isinstance(x, (bool, int, float, str, list, tuple, torch.Tensor, type(None))):
+    elif x is None or isinstance(x, (bool, int, float, str, list, tuple, torch.Tensor)):
         yield f"{name} afterwards", plain(x)
         if isinstance(x, torch.Tensor) and x.requires_grad:
-            yield f"{name}'s gradient", plain(torch.zeros_like(x) if x.grad is None else x.grad)
+            yield f"{name}'s gradient", plain(gradient_of(x))
+
+
+def gradient_of(x):
+    return torch.zeros_like(x) if x.grad is None else x.grad
 
 
 def send_back(found):
     """The gradient of a sum of all that was returned, each number with a weight of its own."""
     for x in found.values():
         if isinstance(x, torch.Tensor) and x.requires_grad:
-            x.backward(torch.arange(1, x.numel() + 1).to(x).view_as(x), retain_graph=True)
+            weights = torch.arange(1, x.numel() + 1).to(x)
+            x.backward(weights.view_as(x), retain_graph=True)
 
 
 def outcome(exercise, answer, i):  # -> {what it returned or changed: plain value}, what went wrong
     inputs = exercise.inputs(i)
-    constants = {name[3:]: inputs.pop(name) for name in list(inputs) if name.startswith("rm.")}
     begin = time.perf_counter()
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings(action="ignore"))  # nbgrader takes any warning for an error
-            for space in (vars(ragen_mini), vars(rm), getattr(answer, "__globals__", {})) if constants else ():
-                stack.enter_context(mock.patch.dict(space, constants))
+        with with_constants(answer, exercise.constants(i)), time_limit():
             found = exercise.run(answer, *inputs.values())
             if time.perf_counter() - begin > SECONDS:
                 raise TimeoutError(f"more than {SECONDS} seconds")
             with contextlib.suppress(RuntimeError):  # something was changed that the gradient needs: it is seen below
                 send_back(found)
-            return {name: plain(value) for name, value in found.items()} | dict(parts(inputs, "")), ""
+            return plain(found) | dict(parts(inputs, "")), ""
     except NotImplementedError:
         return {}, UNWRITTEN
     except (Exception, SystemExit) as error:
-        own = [f"line {line} of {frame.f_code.co_name}" for frame, line in traceback.walk_tb(error.__traceback__)
-               if frame.f_globals.get("__name__") == "__main__"]  # where notebooks put what they define
-        return {}, ", ".join([type(error).__name__, *own[-1:]]) + f": {error}"
+        return {}, in_words(error)
+
+
+@contextlib.contextmanager
+def with_constants(answer, constants):
+    """Where an answer may look for them; without warnings, since nbgrader takes any for an error."""
+    spaces = [vars(ragen_mini), vars(rm), getattr(answer, "__globals__", {})]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        for space in spaces:
+            stack.enter_context(mock.patch.dict(space, constants))
+        yield
+
+
+@contextlib.contextmanager
+def time_limit():  # where the system has such an alarm; elsewhere one waits, and is told afterwards
+    def stop(*_):
+        raise TimeoutError(f"more than {SECONDS} seconds")
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def in_words(error):
+    where = type(error).__name__
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == "__main__":  # where notebooks put what they define
+            where = f"{type(error).__name__}, line {line} of {frame.f_code.co_name}"
+    return f"{where}: {error}"
 
 
 @functools.cache
@@ -209,21 +263,23 @@ def agree(yours, spec):  # both plain; a nan is like a nan: no shipped function 
             return all(agree(yours[key], spec[key]) for key in spec)
         if yours["kind"] != spec["kind"] or yours["shape"] != spec["shape"]:
             return False
-        a, b = (torch.tensor(x["values"], dtype=torch.float64) for x in (yours, spec))
-        finite = b.isfinite()
-        most = b[finite].abs().max() if finite.any() else 0
-        near = (a - b).abs() <= CLOSE * (b.abs() + most + 0.5)  # never for nan
-        return bool(torch.where(finite, near, a.eq(b) | a.isnan() & b.isnan()).all())
+        a = np.array(yours["values"], dtype=float)
+        b = np.array(spec["values"], dtype=float)
+        largest = np.abs(b[np.isfinite(b)]).max(initial=0)
+        return np.allclose(a, b, rtol=CLOSE, atol=CLOSE * (largest + 0.5), equal_nan=True)
     if isinstance(spec, list):
         return isinstance(yours, list) and len(yours) == len(spec) and all(map(agree, yours, spec))
     if isinstance(spec, float):
-        near = isinstance(yours, (int, float)) and abs(yours - spec) <= CLOSE * (1 + abs(spec))  # never for nan
-        return near if np.isfinite(spec) else repr(yours) == repr(spec)
+        return isinstance(yours, (int, float)) and np.isclose(yours, spec, rtol=CLOSE, atol=CLOSE, equal_nan=True)
     return type(yours) is type(spec) and yours == spec
 
 
 def differing(yours, spec):  # -> names
-    return [name for name in spec | yours if not agree(yours.get(name), spec.get(name)) or name not in yours]
+    names = []
+    for name in spec | yours:
+        if name not in yours or not agree(yours[name], spec.get(name)):
+            names.append(name)
+    return names
 
 
 # ------------------------------------------------------------------------------------------------- the check
@@ -247,8 +303,8 @@ def leaves_the_device(exercise, answer):  # -> words, or nothing
     a device. An answer that only asked for numbers in vain passes."""
     if not exercise.everywhere:
         return ""
-    inputs = {name: value for name, value in exercise.inputs(0).items() if not name.startswith("rm.")}
-    there = devices(exercise, answer, {name: on_meta(value) for name, value in inputs.items()}, "cpu")
+    inputs = exercise.inputs(0)
+    there = devices(exercise, answer, on_meta(inputs), "cpu")
     anew = devices(exercise, answer, inputs, "meta")
     mixed = "no data" in there and "expected device" in anew
     if mixed or "device cpu" in there or "all on device meta" in anew:
@@ -260,7 +316,8 @@ def devices(exercise, answer, inputs, default):  # -> of what was returned, or w
     try:
         with torch.device(default):
             found = exercise.run(answer, *inputs.values())
-        return str([f"all on device {x.device}" for x in found.values()])
+        tensors = [x for x in found.values() if isinstance(x, torch.Tensor)]
+        return str([f"all on device {x.device}" for x in tensors])
     except (Exception, SystemExit) as error:
         return str(error)
 
@@ -268,7 +325,9 @@ def devices(exercise, answer, inputs, default):  # -> of what was returned, or w
 def on_meta(x):
     if isinstance(x, dict):
         return {key: on_meta(value) for key, value in x.items()}
-    return x.detach().to("meta") if isinstance(x, torch.Tensor) else "meta" if x == "cpu" else x
+    if isinstance(x, torch.Tensor):
+        return x.detach().to("meta")
+    return "meta" if x == "cpu" else x
 
 
 # ------------------------------------------------------------------------------------------- what is printed
@@ -276,27 +335,44 @@ def short(value):  # plain -> one line, numbers with four digits
     shape = ""
     if isinstance(value, dict) and "values" in value:
         shape, value = f"({','.join(map(str, value['shape']))})  ", value["values"]
-    text = repr(json.loads(json.dumps(value), parse_float=lambda number: float(f"{float(number):.4g}")))
-    return shape + (text if len(text) <= 240 else text[:120] + " ...")
+    text = repr(rounded(value))
+    if len(text) > 240:
+        text = text[:120] + " ..."
+    return shape + text
+
+
+def rounded(value):
+    if isinstance(value, list):
+        return [rounded(x) for x in value]
+    if isinstance(value, dict):
+        return {key: rounded(x) for key, x in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def describe(exercise, i, yours, before, error):  # -> lines
     spec = spec_of(exercise, i)
-    lines = input_lines(exercise.inputs(i))
-    wrong = [name for name in differing(yours, spec) if not error or spec.get(name) != before.get(name)][:5]
-    shown = [(f"    {name:12}", *from_difference(yours.get(name), spec.get(name))) for name in wrong]
-    lines += ["  Yours"]
-    lines += [f"    {error}"] if error else [f"{name} {short(value)}" for name, value, _ in shown]
+    wrong = differing(yours, spec)
+    if error:  # all is missing: what the function would only have left alone says nothing
+        wrong = [name for name in wrong if spec.get(name) != before.get(name)]
+    lines_yours, lines_spec = [], []
+    for name in wrong[:5]:
+        a, b = from_difference(yours.get(name), spec.get(name))
+        lines_yours.append(f"    {name:12} {short(a)}")
+        lines_spec.append(f"    {name:12} {short(b)}")
+    if error:
+        lines_yours = [f"    {error}"]
+    lines = [*input_lines(exercise.drawn(i)), "  Yours", *lines_yours]
     if exercise.show_spec:
-        lines += ["  Spec"] + [f"{name} {short(value)}" for name, _, value in shown]
+        lines += ["  Spec", *lines_spec]
     return lines
 
 
 def from_difference(a, b):  # long lists without what is the same in front
-    if isinstance(a, list) and isinstance(b, list) and len(repr((a, b))) > 240:
-        first = len(list(itertools.takewhile(lambda pair: agree(*pair), zip(a, b))))
-        return ["...", *a[first:]], ["...", *b[first:]]
-    return a, b
+    if not (isinstance(a, list) and isinstance(b, list)) or len(repr((a, b))) <= 240:
+        return a, b
+    while a and b and agree(a[0], b[0]):
+        a, b = a[1:], b[1:]
+    return ["...", *a], ["...", *b]
 
 
 def input_lines(inputs):
@@ -313,17 +389,15 @@ def input_lines(inputs):
         elif isinstance(value, dict):
             lines += input_lines({f"{name}.{key}": part for key, part in value.items()})
         else:
+            if isinstance(value, SimpleNamespace):
+                value = vars(value)
             with contextlib.suppress(TypeError):  # networks, tokenizers: nothing to print
-                value = vars(value) if isinstance(value, SimpleNamespace) else value
                 lines.append(f"    {name:12} {short(plain(value))}")
     return lines
 
 
 def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
-    visible = [outcome(exercise, answer, j)[0] for j in exercise.cases()]
-    if all(next(iter(found.values()), 0) is None for found in visible):
-        return "nothing was returned: is there a `return`?"
-    hint = recognise(exercise, visible)
+    hint = recognise(exercise, answer)
     if hint or error:
         return hint
     spec = spec_of(exercise, i)
@@ -331,18 +405,28 @@ def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
     for name in wrong:
         if name.endswith(" afterwards") and spec.get(name) == before.get(name):
             return f"{name[:-11]!r} is another one afterwards: `x -= 1`, `x[0] = 1` change it, `x - 1` makes a new one"
-    return general_hint(yours.get(wrong[0]), spec.get(wrong[0]))
+    if wrong[0] not in yours:
+        return f"there is no {wrong[0]!r}"
+    return general_hint(yours[wrong[0]], spec.get(wrong[0]))
 
 
-def recognise(exercise, visible):
+def recognise(exercise, answer):
     """The mistake, in words, that gives the same as the answer in the first case that differs, and in most others."""
-    first = next((i for i in exercise.cases() if differing(visible[i], spec_of(exercise, i))), None)
+    visible = in_visible_cases(exercise, answer)
+    wrong = [i for i in exercise.cases() if differing(visible[i], spec_of(exercise, i))]
+    if not wrong:  # only a hidden case differs
+        return ""
+    first = wrong[0]
     best, most = "", 0
-    for words, gave in usual_mistakes(exercise) if first is not None else ():
-        agreeing = sum(map(same, visible, gave))
-        if gave[first] and same(visible[first], gave[first]) and agreeing > most:
-            best, most = words, agreeing
+    for words, gave in usual_mistakes(exercise):
+        alike = [not differing(a, b) for a, b in zip(visible, gave)]
+        if gave[first] and alike[first] and sum(alike) > most:
+            best, most = words, sum(alike)
     return best
+
+
+def in_visible_cases(exercise, answer):  # -> of each case: what it returned or changed
+    return [outcome(exercise, answer, i)[0] for i in exercise.cases()]
 
 
 @functools.cache
@@ -353,12 +437,8 @@ def usual_mistakes(exercise):  # -> [(in words, what it gives in the visible cas
             continue
         with contextlib.suppress(AssertionError):  # it is no piece of the shipped function
             wrong = mutant(exercise.solution, *pieces)
-            mistakes.append((words, [outcome(exercise, wrong, i)[0] for i in exercise.cases()]))
+            mistakes.append((words, in_visible_cases(exercise, wrong)))
     return mistakes
-
-
-def same(a, b):
-    return not differing(a, b)
 
 
 WANTED = {"bool": "bools are wanted: as a mask, x[mask] takes numbers for places", "int": "whole numbers are wanted",
@@ -375,13 +455,15 @@ def general_hint(yours, spec):
         return f"the shape is {tuple(yours['shape'])} and should be {tuple(spec['shape'])}"
     if yours["kind"] != spec["kind"]:
         return WANTED[spec["kind"]]
-    a, b = (np.array(x["values"], dtype=float) for x in (yours, spec))
+    a = np.array(yours["values"], dtype=float)
+    b = np.array(spec["values"], dtype=float)
     if not np.isfinite(a).all():
         return "there is a nan or inf: was something divided by 0, or the logarithm of 0 taken (softmax, then log)?"
     factor = (a * b).sum() / max((b * b).sum(), CLOSE)
-    if a.size > 1 and abs(factor) > CLOSE and np.allclose(a, factor * b, atol=CLOSE):
+    proportional = np.allclose(a, factor * b, atol=CLOSE)
+    if a.size > 1 and abs(factor) > CLOSE and proportional:
         return f"all numbers are {factor:.3g} times what they should be: what is it that you divide by?"
     for places in (1, -1):
-        if a.ndim and np.allclose(np.roll(a, places, -1), b, atol=CLOSE):
+        if a.ndim and np.allclose(np.roll(a, places, axis=-1), b, atol=CLOSE):
             return "everything stands one place too far to one side"
     return ""

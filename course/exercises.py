@@ -93,6 +93,8 @@ def one_step(answer, env, state, action):
     total = {}
     listed = given(answer(env, state, action))
     for chance, cell, reward, over in listed:
+        if chance == 0:
+            continue  # it cannot happen: one may list it or not
         place = str(type(cell)(map(int, cell)))  # a cell is a tuple: [0, 1] is never the goal
         before, *_ = total.get(place, [0.0])
         total[place] = [before + float(chance), float(reward), bool(over)]
@@ -106,7 +108,7 @@ def some_world(g, i):
     env.reset(whole(g, 0, 99))
     if i % 5 == 3:  # at the goal, where it is not over yet
         env.state = env.level["goal"]
-    horizon = whole(g, 3, 5) if name != "bandit_rev" else 2
+    horizon = in_turn(i, 10, 4, 3, 5, 2)  # ten actions: who keeps no results needs hours
     return dict(env=env, horizon=horizon)
 
 
@@ -120,11 +122,12 @@ TEXT = dict(before="", thought="<think>x</think>", gap="", tag="<answer>", answe
 INSTEAD = {  # part of the text: what stands there in a corner case
     "answer": [  # "Down" is "down" in half of the cases
         "down || Left", " Up ||Left", " UP ", "Up||Up||Up||Up||Up||Left", "Up||Up||Up||Up||jump", "U p",
-        "Down || jump", "", "Down||", "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2"],
+        "Down || jump", "", "Down||", "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2",
+        "Up||Up||Up||Up||Up||<think>x</think>", "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p"],
     "thought": [
         "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>",
         "<think>x</think><think>y</think>", "<think>an <answer> in it</think>", "<think>x<think></think>",
-        "<think>x</think></think>", "<Think>x</Think>", "<think>x</think><answer>Up</answer>"],
+        "<think>x</think></think>", "<Think>x</Think>", "<think>x</think><answer>Up</answer>", "x</think>"],
     "before": [" ", "\n", "So: "],
     "gap": [" ", "\n\n", "so"],
     "behind": ["\n", " and more", ".", "<think>y</think>", "<answer>Up</answer>"],
@@ -133,7 +136,7 @@ INSTEAD = {  # part of the text: what stands there in a corner case
 CORNERS = [(part, text) for part, texts in INSTEAD.items() for text in texts]
 HOSTILE = [  # a careless pattern needs minutes
     "<think>" * 14_000, "<think></think>" * 7000, "<think>" + " " * 100_000,
-    "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000]
+    "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000, "<answer>" + " " * 100_000]
 
 
 def some_text(g, i):
@@ -191,6 +194,10 @@ def episodes(g, P, N):  # 0 ends a turn, and is the padding
     return trajs
 
 
+def float32(**tensors):  # what the networks' numbers can be written into
+    return {f"{name} is float32": torch.as_tensor(x).dtype == torch.float32 for name, x in tensors.items()}
+
+
 def to_collate(g, i):
     return dict(trajs=episodes(g, 1, 1 + i % 3), device="cpu")
 
@@ -198,12 +205,13 @@ def to_collate(g, i):
 def make_batch(answer, trajs, device):
     batch = given(answer(trajs, device))
     found = {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
+    found |= float32(old_logp=batch["old_logp"], reward=batch["reward"])
     last = torch.tensor([len(traj.ids) - 1 for traj in trajs])
-    behind = torch.arange(last.max()) >= last[:, None]  # an episode's end: any tokens will do there
+    behind = torch.arange(last.max()) >= last[:, None]  # an episode's end: any tokens (no -100) will do there
     for key in ("inputs", "targets"):
         x = found[key]
         if isinstance(x, torch.Tensor) and x.shape == behind.shape:
-            found[key] = x.masked_fill(behind.to(x.device), 0)
+            found[key] = x.masked_fill(behind.to(x.device) & (x >= 0), 0)
     return found
 
 
@@ -236,7 +244,15 @@ def random_batch(g, B, T=7):  # rows of different lengths; the first token is th
 def choices(g, i):
     policy, _ = networks(g)
     cfg = settings_of(temperature=in_turn(i, 1.0, 0.5, 0.02, 2.0, 0.7))
-    return dict(policy=policy, part=random_batch(g, 1 + i % 3), cfg=cfg)
+    part = random_batch(g, 1 + i % 3)
+    if i % 6 == 3:  # a single word
+        part["mask"].fill_(False)[0, 1] = True
+    return dict(policy=policy, part=part, cfg=cfg)
+
+
+def words_and_choices(answer, *inputs):
+    found = results("logp", "entropy")(answer, *inputs)
+    return found | float32(logp=found["logp"])
 
 
 # ------------------------------------------------------------------------------------------- how good was it
@@ -247,35 +263,52 @@ def group_returns(g, P, N, power=1):  # rows of different means and spreads
 
 
 def groups(g, i):
-    R = group_returns(g, 2 + i % 3, whole(g, 3, 6))
-    R[0] = pick(g, 10.9, -0.1, 5.3)  # equal returns
-    if i % 2:
+    P = in_turn(i, 2, 3, 4, 3, 1)
+    R = group_returns(g, P, N=whole(g, 3, 6))
+    if P > 1:
+        R[0] = pick(g, 10.9, -0.1, 5.3)  # equal returns
+    if P == 3:
         R[0, -1] += 1e-6  # but for rounding
+        R[1] = 0
+        R[1, 0] = -0.1  # but for one invalid answer
     return dict(R=R, norm=in_turn(i, "std", "std", "mean"))
 
 
 def prompts(g, i):
     P = in_turn(i, 4, 3, 8, 7, 5, 100, 6)
     keep = in_turn(i, 0.5, 0.25, 0.3, 0.5, 0.67, 0.29, 1.0)
-    return dict(R=group_returns(g, P, 6, power=3), keep=keep)
+    R = group_returns(g, P, 6, power=3)
+    if i % 7 == 3:
+        R[1:] = R[0].roll(1)  # alike but for their order
+    if i % 7 == 6:
+        R[::2] = 0.15  # all equal
+    return dict(R=R, keep=keep)
 
 
 def kept_prompts(answer, R, keep):
     kept = given(answer(R, keep))
     if not isinstance(kept, torch.Tensor) or kept.is_floating_point():
         raise TypeError("should return a tensor with the numbers of the kept prompts")
-    return {"kept": sorted(kept.tolist())}
+    U = dict(enumerate(R.std(1).tolist()))
+    chosen = set(kept.tolist())  # where some differ equally, any of them will do
+    return {"how many are kept": len(kept), "U of the kept": sorted(U.get(k, -1.0) for k in chosen)}
 
 
-def steps(g, i, B=2, T=6):  # the world's tokens have values that must not matter
+def steps(g, i, B=2):  # the world's tokens have values that must not matter
+    T = in_turn(i, 6, 6, 6, 6, 6, 300)
     mask = torch.tensor(g.random((B, T)) < 0.6)
     mask[0, T // 2] = False
     if i % 3 == 0:
         mask[1] = False  # the model wrote nothing there
     value = normal(g, B, T).where(mask, torch.tensor(pick(g, 50.0, -77.0)))
     reward = normal(g, B, T) * mask + 0.0
-    return dict(reward=reward, value=value, mask=mask,
-                gamma=in_turn(i, 0.9, 1.0, 0.5), lam=in_turn(i, 0.8, 1.0, 0.95, 0.0))
+    gamma = in_turn(i, 0.9, 1.0, 0.5)
+    lam = in_turn(i, 0.8, 1.0, 0.95, 0.0)
+    if i % 6 == 3:  # a forecast that never changes, and comes true: some advantages are exactly 0
+        value[mask] = 10.0
+        reward.fill_(0.0)
+        gamma = 1.0
+    return dict(reward=reward, value=value, mask=mask, gamma=gamma, lam=lam)
 
 
 # ------------------------------------------------------------------------------------------------- the update
@@ -285,7 +318,7 @@ def ratios(g, i, n=8):
     low, high = 1 - cfg.clip_low, 1 + cfg.clip_high
     edges = [low, low, 1.0, 1 + cfg.clip_low, high, high]
     ratio = g.choice(edges, n) * g.choice([0.96, 1.04], n)
-    ratio[:4] = 0.5, 0.5, 1.5, 1.5
+    ratio[:4] = in_turn(i, (0.5, 0.5, 1.5, 1.5), (0.1, 0.1, 5.0, 5.0))
     old_logp = normal(g, n) - 3
     adv = normal(g, n)
     adv[:5] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])
@@ -338,11 +371,11 @@ def gradients(g, i):
 
 
 def with_gradient(g):
-    network = torch.nn.Linear(3, 1, bias=False)
-    network.weight.data = normal(g, 1, 3)
-    gradient = torch.tensor(g.normal(size=(1, 3))).float()
-    length = pick(g, 0.3, 0.9, 1.7, 3.0, 50.0)
-    network.weight.grad = gradient / gradient.norm() * length
+    network = torch.nn.Linear(3, 1)
+    gradient = torch.tensor(g.normal(size=4)).float()
+    gradient *= pick(g, 0.3, 0.9, 1.7, 3.0, 50.0) / gradient.norm()
+    network.weight.data, network.weight.grad = normal(g, 1, 3), gradient[None, :3]
+    network.bias.data, network.bias.grad = normal(g, 1), gradient[3:]
     return network
 
 
@@ -367,7 +400,7 @@ BUGS = {  # function: the piece of the shipped text, what stands there instead
 
 def played(g, i):
     N = 2 + i % 3
-    trajs = episodes(g, 4, N)
+    trajs = episodes(g, in_turn(i, 4, 4, 5), N)
     return dict(trajs=trajs, cfg=settings_of(rollouts=N))
 
 
@@ -390,7 +423,7 @@ def judged(answer, *inputs):
 
 def next_words(g, i, V=5):  # of two distributions in turn
     logp = normal(g, 2, V, scale=1.5).log_softmax(-1)
-    return dict(logp=logp.repeat(200, 1), seed=whole(g, 0, 9999))
+    return dict(logp=logp.repeat(1000, 1), seed=whole(g, 0, 9999))
 
 
 def chi_square(tokens, p):  # between how often the words were drawn and their probabilities
@@ -438,23 +471,32 @@ TURNS = (  # what `tiny` says after <think>; `solve` becomes what wins
     dict(says="Left", max_turns=1, bonus=0.5),
     dict(says="Left || Left", max_actions=1),
     dict(says="Left || Left", max_actions=2),
-    dict(says="Up || Down || Right"))
+    dict(says="Up || Down || Right"),
+    dict(says="Left", before="jump"))
+
+
+ANSWER = "I go . </think> <answer> {} </answer> <|im_end|>"
+
+
+def speak(traj, tok, text, most=40):
+    for token in tok(text).input_ids[:most]:
+        traj.append([token], True, -1.0)
 
 
 def a_turn(g, i):
-    turn = dict(world="frozenlake", tokens=40, bonus=0.0, max_turns=5, max_actions=10) | in_turn(i, *TURNS)
+    usual = dict(world="frozenlake", says="", text="", tokens=40, bonus=0.0, max_turns=5, max_actions=10)
+    turn = usual | in_turn(i, *TURNS)
     cfg = rm.Config(model="none", device="cpu", max_new_tokens=turn["tokens"], max_turns=turn["max_turns"],
                     max_actions=turn["max_actions"], success_rate=1.0, iterations=1, lr=1e-3, critic_lr=1e-3)
     tok = tokenizer()
     traj, way = short_way(g, turn["world"], tok, cfg)
     traj.env.bonus = lambda _: turn["bonus"]
-    text = turn.get("text")
-    if not text:
-        moves = turn["says"].replace("solve", " || ".join(way))
-        text = f"I go . </think> <answer> {moves} </answer> <|im_end|>"
-    for token in tok(text).input_ids[:turn["tokens"]]:
-        traj.append([token], True, -1.0)
     ends = [tok.convert_tokens_to_ids("<|im_end|>")]
+    if "before" in turn:
+        speak(traj, tok, ANSWER.format(turn["before"]))
+        rm.take_turn(traj, tok, cfg, ends)
+    moves = turn["says"].replace("solve", " || ".join(way))
+    speak(traj, tok, turn["text"] or ANSWER.format(moves), turn["tokens"])
     return {"traj": traj, "tok": tok, "cfg": cfg, "ends": ends, "rm.FORMAT_PENALTY": in_turn(i, -0.1, -1.1)}
 
 
@@ -532,8 +574,20 @@ def nothing(g, i):
     return {}
 
 
-def returns_a_dict(answer, *inputs):
-    return {"returns a dict": isinstance(given(answer(*inputs)), dict)}
+def passes(answer, batch, rows, models, cfg):
+    """Does the policy read the parts one at a time, each one's gradient being there before the next?"""
+    most = max(len(some) for some, _ in rm.micro_batches(batch, rows))
+    read, done = [], []
+
+    def look(network, _, output):
+        read.append(len(output.last_hidden_state))
+        done.append(models.policy.lm_head.weight.grad is not None)
+    models.policy.base_model.register_forward_hook(look)
+    log = given(answer(batch, rows, models, cfg))
+    numbers = isinstance(log, dict) and all(isinstance(x, (int, float)) for x in log.values())
+    return {"returns a dict of numbers": numbers,
+            "reads a part at a time": max(read, default=0) <= most,
+            "backward before the next part": all(done[1:])}
 
 
 def length_returned(answer, *inputs):
@@ -554,7 +608,7 @@ EXERCISES = [  # name, title, points, the shipped function, how inputs are drawn
     Exercise("collate", "5 the shift", 1.5,
              rm.collate, to_collate, make_batch, everywhere=True),
     Exercise("token_logps", "6 log-probabilities and entropy", 1.5,
-             rm.token_logps, choices, results("logp", "entropy"), everywhere=True),
+             rm.token_logps, choices, words_and_choices, everywhere=True),
     Exercise("grpo_advantages", "7 advantages from the group", 1.5,
              rm.grpo_advantages, groups, results("advantages")),
     Exercise("uncertainty_filter", "8 the filter of StarPO-S", 1,
@@ -566,7 +620,7 @@ EXERCISES = [  # name, title, points, the shipped function, how inputs are drawn
     Exercise("value_loss", "11 the critic's loss", 1,
              rm.value_loss, forecasts, results("loss"), everywhere=True),
     Exercise("add_gradients", "12 gradients by micro-batches", 1,
-             rm.add_gradients, batch_to_learn, returns_a_dict),
+             rm.add_gradients, batch_to_learn, passes),
     Exercise("take_step", "12 the step", 0.5,
              rm.take_step, gradients, length_returned),
     Exercise("settings", "13 training (the agent must learn)", 1,

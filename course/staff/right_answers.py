@@ -63,7 +63,7 @@ class Trajectory(rm.Trajectory):
 def collate(trajs, device):
     T = max(len(t.ids) for t in trajs)
     batch = {"inputs": torch.zeros(len(trajs), T - 1, dtype=torch.long)}
-    for name, dtype in (("targets", int), ("mask", bool), ("old_logp", float), ("reward", float)):
+    for name, dtype in (("targets", int), ("mask", bool), ("old_logp", None), ("reward", None)):
         batch[name] = torch.zeros(len(trajs), T - 1, dtype=dtype)
     for row, traj in enumerate(trajs):
         n = len(traj.ids) - 1
