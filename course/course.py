@@ -5,6 +5,7 @@
     python course/course.py     trains the spoilt runs that course/tutorial.jsonl lacks (ten minutes for all)
 """
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -12,17 +13,19 @@ import tempfile
 from html import escape
 from pathlib import Path
 
+from checks import COURSE, check, envs, mutant  # first: the project is found by it
+from exercises import BUGS, EXERCISES
+
 import plots
 import ragen_mini
-from checks import COURSE, check, envs, mutant
-from exercises import BUGS, EXERCISES
 
 SPOILT = COURSE / "tutorial.jsonl"
 
 # -------------------------------------------------------------------------------------- used by the notebook
 RESULTS = {}  # name: did it pass?
-# as the program began
-SHIPPED = {name: getattr(ragen_mini, name, exercise.solution) for name, exercise in EXERCISES.items()}
+SHIPPED = {}  # as the program began
+for name, exercise in EXERCISES.items():
+    SHIPPED[name] = getattr(ragen_mini, name, exercise.solution)
 SHIPPED["outcomes"] = ragen_mini.envs.FrozenLake.outcomes
 SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
@@ -33,12 +36,21 @@ def use(name, answer):
     problem = check(exercise, answer, cases)
     if answer is SHIPPED[name] and RESULTS.get(name) is False:
         problem = "this is the shipped one. Run the cell with your answer again, then this one"
+    if problem and still_spoilt(name, answer):
+        problem = "the bug is still there"  # no numbers: they would say where
     RESULTS[name] = not problem
     if problem:
         print(f"{name}: {problem}\n  (Further down the shipped one is used.)")
         return SHIPPED[name]
     print(f"{name}: right in every case ({len(cases)}). Yours is used from here on.")
     return answer
+
+
+def still_spoilt(name, answer):
+    if name not in BUGS or not inspect.isfunction(answer):
+        return False
+    _, wrong = BUGS[name]
+    return wrong in inspect.getsource(answer)
 
 
 def passed(name):
@@ -58,38 +70,48 @@ def earned(name, good=True):
 
 
 def quietly(function, *args):
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         return function(*args)
 
 
 def learned(rows):
     """Is success after the run above that before it, by more than chance? The 95% intervals do not touch."""
-    evals = [list(row["eval"].values())[0] for row in rows if "eval" in row]
+    evals = [success for row in rows for success in row.get("eval", {}).values()]
     if len(evals) < 2:
         print("success was not measured before and after")
         return False
-    for when, success in (("before", evals[0]), ("after", evals[-1])):
-        print("success {:6} {:.2f}, 95% interval {:.2f} to {:.2f}".format(when, success, *envs.interval(success, 256)))
-    grown = gained(evals[0], evals[-1])
-    print("The intervals do not touch: it has grown." if grown else "It has not grown by more than chance may do.")
-    return grown
+    before, after = evals[0], evals[-1]
+    print("success before", envs.with_interval(before, 256), "with its 95% interval")
+    print("success after ", envs.with_interval(after, 256))
+    if gained(before, after):
+        print("The intervals do not touch: it has grown.")
+        return True
+    print("It has not grown by more than chance may do.")
+    return False
 
 
 def gained(before, after, levels=256):
-    return envs.interval(after, levels)[0] > envs.interval(before, levels)[1]
+    _, most_before = envs.interval(before, levels)
+    least_after, _ = envs.interval(after, levels)
+    return least_after > most_before
 
 
 def score():
     """A table of all points of the visible checks."""
+    total, possible = 0, 0
     for name, exercise in EXERCISES.items():
-        print(f"{exercise.points * passed(name):4g} of {exercise.points:<4g} {exercise.title}")
-    total = sum(exercise.points * passed(name) for name, exercise in EXERCISES.items())
-    print(f"{total:4g} of {sum(exercise.points for exercise in EXERCISES.values()):g}")
+        points = exercise.points * passed(name)
+        print(f"{points:4g} of {exercise.points:<4g} {exercise.title}")
+        total += points
+        possible += exercise.points
+    print(f"{total:4g} of {possible:g}")
 
 
 # ------------------------------------------------------------------------------------ pictures for the notebook
 SQUARES = {"#": "#555", "_": "#f4f4f4", "O": "#ffd9a0", "X": "#c07a2c",
            "√": "#8fd18f", "G": "#8fd18f", "P": "#9fc5ff", "S": "#9fc5ff"}
+CELL = "<td style='background:{};padding:2px 5px;text-align:center;white-space:nowrap'>{}</td>"
 
 
 def html(text):  # -> shown by the notebook
@@ -97,40 +119,56 @@ def html(text):  # -> shown by the notebook
     return HTML(text)
 
 
-def table(rows, size):  # rows of (text, colour)
+def table(rows, size):  # rows of (colour, text)
     lines = []
     for row in rows:
-        lines.append("<tr>" + "".join(f"<td style='background:{colour};padding:2px 5px;text-align:center;"
-                                      f"white-space:nowrap'>{text}</td>" for text, colour in row))
+        cells = [CELL.format(*cell) for cell in row]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table style='font-size:{size}px;margin:0 0 8px 0'>{''.join(lines)}</table>"
 
 
 def board(env):
     """The picture of a world in colours, beside the text that the program sends."""
-    rows = [[(symbol, SQUARES.get(symbol, "#fff")) for symbol in line.split()] for line in env.render().splitlines()]
+    picture = env.render()
+    rows = []
+    for line in picture.splitlines():
+        rows.append([(SQUARES.get(symbol, "#fff"), symbol) for symbol in line.split()])
     task = env.instruction.replace(". ", ".\n")
-    text = f"<pre style='margin-left:40px'>{task}\n\n{env.render()}</pre>"
+    text = f"<pre style='margin-left:40px'>{task}\n\n{picture}</pre>"
     return html(f"<div style='display:flex'>{table(rows, 20)}{text}</div>")
 
 
 def tint(x, most):  # -> red below 0, green above, paler near 0
-    strength = 0.15 + 0.7 * abs(x) / most if x else 0
-    return f"rgba({'40,160,60' if x > 0 else '210,50,50'},{strength:.2f})"
+    strength = 0.15
+    if x:
+        strength += 0.7 * abs(x) / most
+    hue = "40,160,60" if x > 0 else "210,50,50"
+    return f"rgba({hue},{strength:.2f})"
 
 
 def show_episode(traj, tok, width=16, **rows):
     """An episode token by token, blue where the model wrote; below it its numbers, a row for each list in `rows`."""
-    words = [escape(tok.decode([i])).replace("\n", "\\n") for i in traj.ids]
-    blocks = []
-    for first in range(0, len(words), width):
-        part = range(first, min(first + width, len(words)))
-        block = [[("token", "")] + [(words[t], "#bcd8ff" if traj.mask[t] else "#eee") for t in part]]
-        for name, values in rows.items() if any(traj.mask[first:first + width]) else ():
-            most = max(map(abs, values))
-            shown = [(f"{values[t]:.2f}", tint(values[t], most)) if traj.mask[t] else ("", "") for t in part]
-            block.append([(name, "")] + shown)
-        blocks.append(table(block, 11))
-    return html("".join(blocks))
+    lines = []
+    for first in range(0, len(traj.ids), width):
+        part = range(first, min(first + width, len(traj.ids)))
+        tokens = [("", "token")]
+        for t in part:
+            word = escape(tok.decode([traj.ids[t]])).replace("\n", "\\n")
+            tokens.append(("#bcd8ff" if traj.mask[t] else "#eee", word))
+        block = [tokens]
+        if any(traj.mask[t] for t in part):
+            for name, values in rows.items():
+                block.append([("", name), *number_cells(values, part, traj.mask)])
+        lines.append(table(block, 11))
+    return html("".join(lines))
+
+
+def number_cells(values, part, mask):
+    most = max(map(abs, values))
+    cells = []
+    for t in part:
+        cells.append((tint(values[t], most), f"{values[t]:.2f}") if mask[t] else ("", ""))
+    return cells
 
 
 def page(file):
@@ -159,51 +197,67 @@ def series(config, rows, column):  # -> iterations, values; "eval": success in t
 
 def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     import matplotlib.pyplot as plt
-    _, axes = plt.subplots(1, len(columns), figsize=(3 * len(columns), 2.5), layout="constrained")
-    for ax, column in zip(axes, columns):
-        for style, (label, run) in zip(("-o", "--s"), runs.items()):
-            ax.plot(*series(*run, column), style, ms=2.5, label=label)
+    size = (3 * len(columns), 2.5)
+    fig = plt.figure(figsize=size, layout="constrained")
+    for place, column in enumerate(columns, 1):
+        ax = fig.add_subplot(1, len(columns), place)
+        for style, label in zip(("-o", "--s"), runs):
+            ax.plot(*series(*runs[label], column), style, ms=2.5, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
-        if column == "grad_norm" and all((line.get_ydata() > 0).all() for line in ax.lines):
+        positive = all((line.get_ydata() > 0).all() for line in ax.lines)
+        if column == "grad_norm" and positive:
             ax.set_yscale("log")  # which has no place for 0
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
         ax.set_title("success on held-out levels" if column == "eval" else column, fontsize=9)
         ax.set_xlabel("iteration", fontsize=8)
-    if len(runs) > 1:
-        axes[0].legend(fontsize=8)
+        if place == 1 and len(runs) > 1:
+            ax.legend(fontsize=8)
     plt.show()
 
 
 # --------------------------------------------------------------------------- the spoilt runs of the bug hunt
 RUNS = {  # name: the bug, the algorithm
-    "right, ppo": (None, "ppo"), "right, grpo": (None, "grpo"), "returns": ("returns", "grpo"),
-    "compute_advantages": ("compute_advantages", "ppo"), "sample": ("sample", "ppo"), "take_turn": ("take_turn", "ppo")}
+    "right, ppo": (None, "ppo"),
+    "right, grpo": (None, "grpo"),
+    "returns": ("returns", "grpo"),
+    "compute_advantages": ("compute_advantages", "ppo"),
+    "sample": ("sample", "grpo"),
+    "take_turn": ("take_turn", "ppo")}
 PACKED = ("iteration", "eval", "success", "reward_std", "entropy", "grad_norm", "value_loss", "valid")
 
 
 def spoilt_runs():  # -> {name: (config, rows)}
-    packed = [json.loads(line) for line in SPOILT.read_text().splitlines()] if SPOILT.exists() else []
-    return {line["run"]: (line["config"], line["rows"]) for line in packed}
+    runs = {}
+    if SPOILT.exists():
+        for line in SPOILT.read_text().splitlines():
+            packed = json.loads(line)
+            runs[packed["run"]] = packed["config"], packed["rows"]
+    return runs
 
 
-def train_missing(folder):
-    for run, (bug, algo) in RUNS.items():
-        if run in spoilt_runs():
-            continue
-        right = {name: getattr(ragen_mini, name) for name in BUGS}
-        if bug:
-            mutant(right[bug], *BUGS[bug], names=vars(ragen_mini))  # it takes the right one's place
-        cfg = ragen_mini.Config(model="tiny", device="cpu", env="sokoban", algo=algo, iterations=20, eval_every=5,
-                                out=f"{folder}/run")
-        rows, _ = ragen_mini.train(cfg)
-        vars(ragen_mini).update(right)
-        rows = [{name: row[name] for name in PACKED if name in row} for row in rows]
-        with open(SPOILT, "a") as file:
-            file.write(json.dumps({"run": run, "config": {"env": cfg.env}, "rows": rows}) + "\n")
+def train_run(run, folder, iterations=20):  # -> config, rows
+    bug, algo = RUNS[run]
+    right = {name: getattr(ragen_mini, name) for name in BUGS}
+    if bug:
+        mutant(right[bug], *BUGS[bug], names=vars(ragen_mini))  # it takes the right one's place
+    cfg = ragen_mini.Config(model="tiny", device="cpu", env="sokoban", algo=algo, iterations=iterations, eval_every=5,
+                            out=f"{folder}/run")
+    rows, _ = ragen_mini.train(cfg)
+    vars(ragen_mini).update(right)
+    rows = [{name: row[name] for name in PACKED if name in row} for row in rows]
+    return {"env": cfg.env}, rows
+
+
+def train_missing():
+    for run in RUNS:
+        if run not in spoilt_runs():
+            with tempfile.TemporaryDirectory() as folder:
+                config, rows = train_run(run, folder)
+            with open(SPOILT, "a") as file:
+                file.write(json.dumps({"run": run, "config": config, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        train_missing(folder)
+    train_missing()
