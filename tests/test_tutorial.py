@@ -219,7 +219,7 @@ def test_the_inputs_of_an_update_reach_beyond_the_clips(monkeypatch):
         ratios.append((logp - batch["old_logp"][mask]).exp())
         if models.critic:
             moves.append(rm.token_values(models.critic, batch) - batch["value"][mask])
-        monkeypatch.setattr(rm, "MICRO_TOKENS", inputs["rm.MICRO_TOKENS"])
+        monkeypatch.setattr(rm, "MICRO_TOKENS", exercise.constants(i)["MICRO_TOKENS"])
         assert len(list(rm.micro_batches(batch, inputs["rows"]))) > 1 and cfg.entropy_coef > 0
     for numbers, least, most in ((ratios, 0.8, 1.2), (moves, -0.4, 0.4)):
         numbers = torch.cat(numbers)
@@ -312,7 +312,7 @@ def test_learned_needs_more_than_chance(monkeypatch, capsys):
     assert course.learned(rows(0.4, 0.6)) and not course.learned(rows(0.4, 0.45)) and not course.learned(rows(0.6, 0.4))
     assert not course.learned(rows(0.4, 0.9)[:1])
     said = capsys.readouterr().out
-    assert "before 0.40, 95% interval 0.34 to 0.46" in said and "it has grown" in said and "not grown" in said
+    assert "before 0.40 [0.34, 0.46]" in said and "it has grown" in said and "not grown" in said
     monkeypatch.setitem(course.RESULTS, "settings", True)
     course.earned("settings")
     assert capsys.readouterr().out == "1 of 1 points\n"
@@ -325,7 +325,7 @@ def test_zero_is_drawn(monkeypatch):
     course.draw_runs({"right": runs["right, ppo"], "with the bug": runs["sample"]}, ["reward_std", "grad_norm"])
     spread, norms = plt.gcf().axes
     assert spread.get_yscale() == "linear" and spread.get_ylim()[0] < 0 and spread.get_xlabel() == "iteration"
-    assert len(spread.lines[1].get_ydata()) == 20
+    assert len(spread.lines[1].get_ydata()) == 10  # then the program gave it up
     plt.close("all")
 
 
@@ -403,10 +403,9 @@ def test_the_collapse_is_as_the_text_says():
     config, rows = exercises.collapse_rows()
     assert config["starpo_s"] and config["env"] == "bandit" and config["model"] == "tiny" and config["lr"] > 1e-3
     assert all(row["iteration"] == i for i, row in enumerate(rows)) and len(rows) == 195
-    valid, norms = [row.get("valid", 1.0) for row in rows], [row["grad_norm"] for row in rows[130:146]]
+    valid = [row.get("valid", 1.0) for row in rows]
     assert valid[56] < 0.9 and valid[108] < 0.9 and min(valid[109:161]) > 0.9
     assert max(valid[171:]) < 0.5 and max(valid[175:]) < 0.002
-    assert f"{max(norms):.1f}" == "0.5" and f"{min(norms):.2f}" == "0.08"
 
 
 def test_what_moved_first_does_not_hang_on_the_rule():
