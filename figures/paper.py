@@ -133,8 +133,9 @@ def unpack(file):  # -> {name of the run: Run}
 def pack(file, runs):
     """Add {name: Run} to the file. Its other runs stay."""
     lines = []
+    columns = PAPER["columns"].get(file.name.partition(".")[0], COLUMNS)  # long runs that only one figure shows: fewer
     for name, run in sorted((unpack(file) | runs).items()):
-        rows = [{key: shorten(row[key]) for key in row if key in COLUMNS} for row in run.rows]
+        rows = [{key: shorten(row[key]) for key in row if key in columns} for row in run.rows]
         line = {"run": name, "config": run.config, "columns": to_columns(rows)}
         lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     file.parent.mkdir(parents=True, exist_ok=True)
