@@ -210,7 +210,7 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
             ax.set_yscale("log")  # which has no place for 0
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
-        ax.set_title("success on held-out levels" if column == "eval" else column, fontsize=9)
+        ax.set_title("success (evaluation)" if column == "eval" else column, fontsize=9)
         ax.set_xlabel("iteration", fontsize=8)
         if place == 1 and len(runs) > 1:
             ax.legend(fontsize=8)
