@@ -329,3 +329,19 @@ def test_what_the_page_says_of_warnings():
     assert f"with probability {after}, otherwise {otherwise};" in page
     _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "reward_std")
     assert f"in-group std warns of nothing ({after} and {otherwise};" in page
+
+
+def test_the_trap_with_several_turns():
+    """How many of the runs so far were lost; and what their thoughts are at the end."""
+    args = paper.parse(["fig-turns", "--seeds", "3"])
+    args.folder = paper.FIGURES / "tiny"
+    lost = {}
+    for method in ("PPO", "StarPO-S"):
+        for world in ("trap, sokoban", "trap, gentle lake"):
+            runs = paper.runs_of(world, method, args)
+            lost[method, world] = sum(ledger.lost(run, None) for run in runs)
+            distinct = [np.median(run.series("distinct")[1][-100:]) for run in runs]
+            assert sorted(distinct)[1] < 0.15, "most of them"
+    page = (ROOT / "figures/CLAIMS.md").read_text()
+    told = [f"{lost[method, 'trap, sokoban']:.0f} and {lost[method, 'trap, gentle lake']:.0f}" for method in ("PPO", "StarPO-S")]
+    assert f"{told[0]} of 3 runs of PPO, {told[1]} of StarPO-S" in page
