@@ -35,7 +35,7 @@ for folder in (ROOT / "extras", COURSE, ROOT):
 import ragen_mini
 
 CLOSE = 1e-4
-SECONDS = 5  # for an input
+SECONDS = 5  # of computing, for an input
 UNWRITTEN = "not written yet"
 
 
@@ -197,11 +197,11 @@ def send_back(found):
 
 def outcome(exercise, answer, i):  # -> {what it returned or changed: plain value}, what went wrong
     inputs = exercise.inputs(i)
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         with with_constants(answer, exercise.constants(i)), time_limit():
             found = exercise.run(answer, *inputs.values())
-            if time.perf_counter() - begin > SECONDS:
+            if time.process_time() - begin > SECONDS:
                 raise TimeoutError(f"more than {SECONDS} seconds")
             with contextlib.suppress(RuntimeError):  # something was changed that the gradient needs: it is seen below
                 send_back(found)
@@ -230,13 +230,13 @@ def time_limit():  # where the system has such an alarm; elsewhere one waits, an
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def in_words(error):
@@ -433,11 +433,8 @@ def in_visible_cases(exercise, answer):  # -> of each case: what it returned or 
 def usual_mistakes(exercise):  # -> [(in words, what it gives in the visible cases), ...]
     mistakes = []
     for words, *pieces in ANSWERS.get(exercise.name, ()):
-        if words.startswith(("~", "right")):
-            continue
-        with contextlib.suppress(AssertionError):  # it is no piece of the shipped function
-            wrong = mutant(exercise.solution, *pieces)
-            mistakes.append((words, in_visible_cases(exercise, wrong)))
+        wrong = mutant(exercise.solution, *pieces)
+        mistakes.append((words, in_visible_cases(exercise, wrong)))
     return mistakes
 
 

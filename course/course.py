@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import re
 import tempfile
 from html import escape
 from pathlib import Path
@@ -50,7 +51,8 @@ def still_spoilt(name, answer):
     if name not in BUGS or not inspect.isfunction(answer):
         return False
     _, wrong = BUGS[name]
-    return wrong in inspect.getsource(answer)
+    code = re.sub("#.*", "", inspect.getsource(answer))
+    return wrong in code
 
 
 def passed(name):

@@ -106,8 +106,6 @@ def some_world(g, i):
     name = in_turn(i, "frozenlake", "sokoban", "bandit", "frozenlake", "bandit_rev")
     env = envs.make(name, success_rate=pick(g, 1 / 3, 0.8, 0.9))
     env.reset(whole(g, 0, 99))
-    if i % 5 == 3:  # at the goal, where it is not over yet
-        env.state = env.level["goal"]
     horizon = in_turn(i, 10, 4, 3, 5, 2)  # ten actions: who keeps no results needs hours
     return dict(env=env, horizon=horizon)
 
@@ -594,7 +592,7 @@ def length_returned(answer, *inputs):
     return {"returned": float(given(answer(*inputs)))}
 
 
-EXERCISES = [  # name, title, points, the shipped function, how inputs are drawn, what counts of what it returns
+EXERCISES = {exercise.name: exercise for exercise in [  # name, title, points, the shipped function, how inputs are drawn, what counts of what it returns
     Exercise("moves", "0 play", 0.5,
              lambda: solve(level_7()), nothing, play_moves, shown=1, show_spec=False),
     Exercise("outcomes", "1 the rules of the ice", 0.5,
@@ -637,5 +635,4 @@ EXERCISES = [  # name, title, points, the shipped function, how inputs are drawn
              expected_advantages, nothing, on_paper, shown=1, show_spec=False),
     Exercise("collapse", "16 what moved first?", 0.5,
              order_of_alarm, some_log, read_order, shown=5, show_spec=False),
-]
-EXERCISES = {exercise.name: exercise for exercise in EXERCISES}
+]}

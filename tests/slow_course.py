@@ -58,7 +58,7 @@ def test_wrong_answers(name, words, text):
 @pytest.mark.parametrize("name", GRADED)
 def test_every_usual_mistake_is_known(name):
     """Its words are said in the notebook, where the staff's folder is not: so its pieces must be the shipped text's."""
-    usual = [words for words, *_ in checks.ANSWERS[name] if not words.startswith(("~", "right"))]
+    usual = [words for words, *_ in checks.ANSWERS.get(name, ())]
     assert [words for words, _ in checks.usual_mistakes(exercises.EXERCISES[name])] == usual
 
 
