@@ -36,7 +36,6 @@ LOOKS = {  # the columns of log.jsonl that are drawn, and what to look for
     "seconds": "seconds so far",
 }
 DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # panels, besides evaluations
-AS_MEASURED = ("reward_std", "seconds")  # others are drawn as moving averages
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
@@ -129,7 +128,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended early: for ten iterations all returns were equal, which teaches nothing")
+            print(f"{label} ended early: ten iterations of equal returns teach nothing (collapsed? try a lower --lr)")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 
@@ -149,7 +148,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         for number, (label, run) in enumerate(runs.items()):
             draw_run(ax, metric, run, label, f"C{number}")
         finish_panel(ax, metric)
-    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: average)" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")
     with or_say(f"cannot write {out}"):
@@ -160,9 +159,8 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
 def draw_run(ax, metric, run, label, color):
     x, y = run.series(metric)
     if not metric.startswith("eval "):
-        if metric not in AS_MEASURED:
-            y = moving_average(y)
-        ax.plot(x, y, color=color, lw=2, label=label)
+        ax.plot(x, y, color=color, lw=0.7)
+        ax.plot(x, moving_average(y), color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
     levels = min(run.config["eval_prompts"], len(envs.EVAL_SEEDS))
