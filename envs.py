@@ -326,7 +326,7 @@ def find_world(name):  # -> what makes the world when it is called
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = name.rpartition(":")
-    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or my_world.py:Class")
+    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class of a file that exists")
     defined = run_file(file)
     need(class_name in defined, f"{name}: {file} does not define {class_name}")
     return defined[class_name]
