@@ -51,8 +51,10 @@ def still_spoilt(name, answer):
     if name not in BUGS or not inspect.isfunction(answer):
         return False
     _, wrong = BUGS[name]
-    code = re.sub("#.*", "", inspect.getsource(answer))
-    return wrong in code
+    with contextlib.suppress(OSError):  # it was not written in a cell
+        code = inspect.getsource(answer)
+        return wrong in re.sub("#.*", "", code)
+    return False
 
 
 def passed(name):

@@ -34,7 +34,7 @@ def cell_of(name, *pieces):  # of an answers.txt: the first text that has these 
     return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}" if pieces[0] else text
 
 
-MORE = checks.read_answers(Path(__file__).with_name("answers.txt"))
+MORE = checks.read_answers(Path(__file__).with_name("more_answers.txt"))
 RIGHT, WRONG = {}, {}  # {exercise: [source, ...]}, {exercise: [(words of the message, source), ...]}
 for name in EXERCISES:
     RIGHT[name], WRONG[name] = [], []

@@ -1,4 +1,4 @@
-"""Right answers in another style than the shipped functions', as the cells of a notebook; answers.txt has variants."""
+"""Right answers in another style than the shipped functions', as the cells of a notebook; more_answers.txt has variants."""
 import re
 
 import numpy as np
