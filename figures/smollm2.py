@@ -6,7 +6,7 @@
 Everything that a run tells is written, at every evaluation, to figures/smollm2/WORLD-seedN.json: the warm start, the
 settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain `generate`, before and
 after. The warm-started model and the run lie in runs/smollm2. The settings were tried on the bandit with seed 100;
-the lake has the bandit's.
+the lake has the bandit's, and is not learnt.
 """
 import argparse
 import contextlib
@@ -147,7 +147,7 @@ def draw(reports, out):
             run = plots.Run(report["settings"], report["rows"])
             plots.draw_run(ax, metric_of(report), run, f"seed {run.config['seed']}", f"C{number}")
         plots.finish_panel(ax, metric_of(report))
-        ax.legend(loc="lower right")
+        ax.legend(loc="upper left")
     fig.suptitle("SmolLM2-135M-Instruct after a warm start: 128 evaluation episodes")
     fig.savefig(out, dpi=90)
     return out

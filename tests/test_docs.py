@@ -124,8 +124,8 @@ def test_readme_first_command_printed_what_its_log_says():
 def test_what_a_real_model_learnt_is_what_its_logs_say():
     reports = smollm2.load()
     page = (ROOT / "extras/README.md").read_text()
-    assert list(reports) == ["bandit-seed1", "bandit-seed2"] and smollm2.table(reports) in page
-    for name, steps in (("bandit-seed1", 15), ("bandit-seed2", 25)):
+    assert list(reports) == ["bandit-seed1", "bandit-seed2", "lake-seed1"] and smollm2.table(reports) in page
+    for name, steps in (("bandit-seed1", 15), ("bandit-seed2", 25), ("lake-seed1", 20)):
         report = reports[name]
         assert report["warm start"][0] == "valid turns 0.00" and report["warm start"][-2].startswith(f"step {steps}: ")
         for said in report["plain generate"]:
