@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # loaded later, its default arguments keep the group's threads until Python ends: an abort
 
 import ragen_mini as rm
 from envs import need

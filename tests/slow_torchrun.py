@@ -116,3 +116,22 @@ def test_eval_only_is_divided(tmp_path):
     code, said, err = finish(start("--env", "bandit", "--eval-only", "--eval-prompts", "16"))
     assert code == 0, err
     assert said.count("iteration 0: bandit") == 1
+
+
+def test_no_thread_of_the_group_is_left(tmp_path):
+    """One that lives while Python ends may abort the process, now and then."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""if True:
+        import os, sys
+        from pathlib import Path
+        sys.path.insert(0, {str(ROOT / "extras")!r})
+        import torchrun
+        torchrun.main()
+        names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+        print([name for name in names if "gloo" in name])
+        """)
+    process = subprocess.Popen([*TORCHRUN, script, "--env", "bandit", "--eval-only", "--eval-prompts", "16"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    code, said, err = finish(process)
+    assert code == 0, err
+    assert said.count("[]") == 2, said
