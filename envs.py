@@ -1,7 +1,7 @@
 """Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
 
-A world has a state, takes an action, and answers with a new state and a reward. All of its rules are in one function;
-`step` rolls the dice to pick one of its outcomes:
+A world has a state, takes an action, and answers with a new state and a reward. Its rules are one function without
+dice, `outcomes`: it lists all that can happen. `step` rolls the dice and picks one of them:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one comes first
 
@@ -104,8 +104,8 @@ class Env:
 @lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level that a seed draws (cached: do not change it). Two seeds may draw the same one, so separate seeds alone
-    would not keep evaluation levels out of training. So a hash of level and initial state marks a quarter of all levels
-    as held out, and each seed draws until it gets a level of its own kind (EVAL_SEEDS: held out)."""
+    would not keep evaluation levels out of training. Instead a hash of level and initial state says which quarter of
+    all levels is held out. EVAL_SEEDS draw until they get one of these, other seeds until they get one of the rest."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
@@ -326,7 +326,7 @@ def find_world(name):  # -> what makes the world when it is called
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = name.rpartition(":")
-    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class of a file that exists")
+    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class of an existing file")
     defined = run_file(file)
     need(class_name in defined, f"{name}: {file} does not define {class_name}")
     return defined[class_name]

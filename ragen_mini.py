@@ -12,11 +12,12 @@
     python ragen_mini.py --model RUN --play 7             see it play level 7 (or --eval-only)
 
 Words
-    prompt      an initial state of the world, as text; P of them in an iteration. group: the N episodes from one prompt
+    prompt      a level's initial state, as text; P of them in an iteration. group: the N episodes from one prompt
     trajectory  an episode as tokens: message, answer, message, ...; B = P*N of them in a rollout; R: its return
     turn        one message from the world and one answer from the model: a thought, then one or more actions. Do not
                 confuse it with a time step, which is one token that the model wrote
-    advantage   A: how much better than expected things went after a token. ratio: its probability now / when sampled
+    advantage   A: how much better than expected things went after a token
+    ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
     update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
     policy      pi, the model as a player; pi_old: pi at the last rollout. critic (PPO): forecasts the rewards to come
 
@@ -70,7 +71,7 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 
 @dataclass
-class Config:  # None: --starpo-s and --model choose the default, once: `replace` would keep it, a new Config not
+class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO or STARPO_S
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -116,7 +117,7 @@ class Config:  # None: --starpo-s and --model choose the default, once: `replace
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:
+            if getattr(self, name) is None:  # once: dataclasses.replace keeps what it then finds
                 setattr(self, name, value)
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -152,7 +153,7 @@ class Trajectory:
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 0.0 -0.1  -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0         0.9           0            0"""
+        reward    0            0        0          0   0   0      0         1.0           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # from which of the P prompts it started
@@ -165,7 +166,7 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.cache_row, self.cached = group, 0  # see KVCache: its row there, how many ids that holds
+        self.cache_row, self.cached = group, 0  # its row in KVCache (at first one a group), ids read there
 
     @property
     def R(self):  # eq. 2
@@ -294,10 +295,11 @@ class KVCache:
     """What the model has read: keys and values of all layers. transformers only calls `update`, once per layer. A row's
     tokens lie in columns 0, 1, 2, ... without gaps, however far other rows are. A row whose answer is complete takes
     no part in the passes that follow; its last token is read together with the next message. Rows may read different
-    numbers of tokens, but a pass is a rectangle, filled up with pads (-):
+    numbers of tokens, but a pass is a rectangle, filled up with pads (-). In the input they come first: every row's
+    next token is then predicted at the last position. In the cache they lie behind: there is no gap.
         has read    input    columns
-        7 tokens    a b c    7 8 9        x sees columns 0..5. The pads lie behind it, where x does not see them,
-        5           - - x    6 7 5        and the row's next tokens go to columns 6, 7, ... and replace them"""
+        7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
+        5           - - x    6 7 5        and the row's next tokens go to 6, 7, ...: they replace the pads"""
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
         self.rows = self.columns = self.used = None  # of a pass: who reads (b,), to which columns (b,q), columns in use
@@ -337,8 +339,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
-    hidden = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
-    bias = hidden * torch.finfo(torch.float32).min  # added to the scores (some models would add even a boolean mask)
+    unseen = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
+    bias = unseen * torch.finfo(torch.float32).min  # added to the scores (some models would add even a boolean mask)
     with or_say(f"--model {cfg.model} cannot be used here"):
         output = policy(input_ids=inputs, attention_mask=bias, position_ids=cache.columns, past_key_values=cache,
                         logits_to_keep=1)
@@ -385,7 +387,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper. PPO compares all returns, GRPO those of a group: if all are equal, noise would be whitened."""
+    """Not in the paper. PPO compares all returns, GRPO those of a group: if all are equal, the rest is noise."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
@@ -409,7 +411,7 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v is the critic's forecast of the rewards still to come, made before the
-    token is written; `next` is the next column *whose token the model wrote*. At gamma = lambda = 1, the default,
+    token is written; next: the next column *whose token the model wrote*. At gamma = lambda = 1, the default,
     A_t = rewards to come - v_t. In collate's example:
                                                column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
@@ -429,8 +431,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: after dividing, a rare large win counts no more than a rare
-    small loss. That can push the better arm of a bandit *down* (tutorial, Exercise 15); adv_norm mean does not."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return unlike N-1 equal ones gets (N-1)/sqrt(N) or minus
+    that, whatever its size. A bandit's better arm can be pushed *down* (tutorial, Exercise 15); mean does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -439,9 +441,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Computed once, before the first update, and kept: rewards minus a forecast. The critic's forecast leaves the mean
-    gradient as it is; a group's mean, which holds R itself, shrinks it to (N-1)/N (tutorial, part 3). The KL penalty
-    (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: the model before training."""
+    """Once for all updates: what came, minus what was expected. The critic's forecast knows nothing of the token, so it
+    leaves the mean gradient as it is; a group's mean holds R itself and shrinks it to (N-1)/N (tutorial, part 3). The
+    KL penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -527,8 +529,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast. As in policy_loss, a forecast that has moved VALUE_CLIP the right way
-    since before the first update is pulled no farther; one that moved the wrong way is pulled back."""
+    """Squared error of the critic's forecast. As in policy_loss, one that has come VALUE_CLIP closer to `ret` since
+    before the first update is pulled no farther; one that went the wrong way is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -599,7 +601,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP)  # before `watch`, where several processes may agree on it
+            over |= bool(STOP)  # read before `watch`, in which several processes may agree to stop
             over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -722,8 +724,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, plus trainer.pt with all that --resume needs, the log included. New files
-    are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
+    """RUN/checkpoint: a Hugging Face folder, and trainer.pt: states of policy, critic, ref, optimizer; the log. New
+    files are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
