@@ -58,6 +58,7 @@ CUDA = torch.cuda.is_available()  # what depends on it has not been run yet: the
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
+STOP = []  # signals that came: see ask_to_stop
 NOT_FINITE = "stopped: numbers are not finite. If the rewards are, a lower learning rate may help: --resume RUN --lr X"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: calculate in bf16, the weights stay fp32
 
@@ -124,7 +125,8 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
             least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None: 0 is allowed
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
         need(self.temperature > 0, "--temperature 0: it must be above 0, or the model never explores")
-        need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
+        for name in ("keep", "gamma", "lam", "success_rate"):
+            need(getattr(self, name) <= 1, f"{name} {getattr(self, name)}: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
@@ -251,7 +253,8 @@ def take_turn(traj, tok, cfg, ends):
         reward += gained
         traj.actions_left -= 1
         traj.success = info["success"]
-    turn["reward"] = traj.reward[-1] = reward + bonus  # the message tells it without the bonus
+    turn["reward"] = reward + bonus  # the message tells it without the bonus
+    traj.reward[-1] = turn["reward"]
     traj.turns.append(turn)
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
@@ -269,7 +272,8 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     for group, seed in enumerate(seeds):
         for episode in range(N):  # a group shares its initial state, but every episode has its own dice
             trajs.append(begin(name, seed, episode, group, models.tok, cfg))
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, eos
+    end_of_turn = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0]  # <|im_end|>
+    ends = (end_of_turn, models.tok.eos_token_id)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
     live = trajs
@@ -300,9 +304,9 @@ class KVCache:
         has read    input    columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ...: they replace the pads"""
+    rows = columns = used = None  # of a pass, set by `read`: who reads (b,), to which columns (b,q), columns in use
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
-        self.rows = self.columns = self.used = None  # of a pass: who reads (b,), to which columns (b,q), columns in use
 
     def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
@@ -313,10 +317,7 @@ class KVCache:
         self.layers[layer] = stored
         # Two index tensors with slices between them: torch puts their shape, (b,q), in front: (b, q, 2, heads, width)
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
-        visible = stored[:, :, :, :self.used]
-        if len(self.rows) < len(stored):  # else all rows read, in their order
-            visible = visible.index_select(0, self.rows)
-        return visible.unbind(1)
+        return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
 
     def select(self, trajs):  # from now on one row for each of these; a row may be copied
         for layer, stored in self.layers.items():
@@ -340,7 +341,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
     unseen = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
-    bias = unseen * torch.finfo(torch.float32).min  # added to the scores (some models would add even a boolean mask)
+    bias = -1e30 * unseen  # added to the scores (some models would add even a boolean mask)
     with or_say(f"--model {cfg.model} cannot be used here"):
         output = policy(input_ids=inputs, attention_mask=bias, position_ids=cache.columns, past_key_values=cache,
                         logits_to_keep=1)
@@ -353,9 +354,9 @@ def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
     tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
     token_logps = logp.gather(1, tokens).flatten().tolist()
     entropies = entropy_of(logp).tolist()
-    for traj, token, token_logp, entropy in zip(trajs, tokens.flatten().tolist(), token_logps, entropies):
+    for traj, new, token_logp, entropy in zip(trajs, tokens.tolist(), token_logps, entropies):
         traj.cached = len(traj.ids)  # all of these were read; the new token was not
-        traj.append([token], True, token_logp)
+        traj.append(new, True, token_logp)  # a list of one
         traj.entropy += entropy
 
 
@@ -482,19 +483,19 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     added up over parts that fit into memory. NOTE: divide by the number of tokens in *all* parts."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
-    def backward(name, loss):  # at once, so that only one network's activations are in memory
-        mean = loss.sum() / total
-        mean.backward()
-        stats[name] += mean.item()
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
         loss, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
-        backward("policy_loss", loss)
-        if "ret" in part:
+        mean = loss.sum() / total
+        mean.backward()  # at once, so that only one network's activations are in memory
+        stats["policy_loss"] += mean.item()
+        if "ret" in part:  # PPO
             value = token_values(models.critic, part)  # now; part["value"]: before the first update
-            backward("value_loss", value_loss(value, part["value"][mask], part["ret"][mask]))
+            mean = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
+            mean.backward()
+            stats["value_loss"] += mean.item()
     return stats
 
 
@@ -622,7 +623,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])
-    *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    numbers = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1)  # beyond the evaluation's
+    *seeds, sampling_seed = numbers.tolist()
     start = time.perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = time.perf_counter()
@@ -632,8 +634,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
         of_part = [traj for traj in trajs if traj.group // cfg.prompts == part]
         learned.append(learn(of_part, models, cfg, sampling_seed + part * cfg.prompts))  # any other seed would do
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
-    columns = plots.log_columns(trajs, returns(trajs, cfg), learned)
-    return row | columns, trajs, learned
+    row |= plots.log_columns(trajs, returns(trajs, cfg), learned)
+    return row, trajs, learned
 
 
 def check_reading(trajs, models, cfg):
@@ -645,9 +647,6 @@ def check_reading(trajs, models, cfg):
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
     need(gap * cfg.temperature < (0.05 if CUDA else 1e-4),  # bf16: roughly; a low temperature magnifies rounding
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
-
-
-STOP = []  # signals that came
 
 
 def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
@@ -694,7 +693,7 @@ def load_models(cfg):
             critic = transformers.AutoModelForTokenClassification.from_pretrained(
                 cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
     if cfg.trains and cfg.kl_coef:
-        ref = copy.deepcopy(policy).requires_grad_(False)
+        ref = copy.deepcopy(policy)
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
     first = begin(cfg.env, 0, 0, 0, tok, cfg).ids
     longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
@@ -707,18 +706,19 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     """A new folder, since nothing is ever overwritten; or the folder of --resume, with the log as it was saved."""
     log = restore(models, cfg.resume) if cfg.resume else ""
     need(log.count("\n") <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
-    name = Path(cfg.out or f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}")
-    number, out = 1, cfg.resume or str(name)
-    while Path(out).exists() and not cfg.resume:
+    name = f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
+    out = wanted = Path(cfg.resume or cfg.out or name)
+    number = 1
+    while out.exists() and not cfg.resume:
         number += 1
-        out = f"{name}-{number}"
-    Path(out, "checkpoint").mkdir(parents=True, exist_ok=True)
+        out = Path(f"{wanted}-{number}")
+    (out / "checkpoint").mkdir(parents=True, exist_ok=True)
     with or_say(f"another process trains in {out}"):
-        lock = filelock.FileLock(Path(out, "lock"))
+        lock = filelock.FileLock(out / "lock")
         lock.acquire(timeout=0)
-    cfg = replace(cfg, out=out, resume="")  # the caller's stays as it is
-    Path(out, "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
-    Path(out, "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
+    cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
+    (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
+    (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
     print(f"{cfg.model} on {cfg.device}, in {out}")
     return cfg, [json.loads(line) for line in log.splitlines()], lock
 
@@ -740,7 +740,7 @@ def save(models, cfg):
 
 def restore(models, run):  # -> the log when it was saved
     with or_say(f"{run}/checkpoint/trainer.pt cannot be used: put it back or start anew. Same --algo and recipe?"):
-        state = torch.load(Path(run, "checkpoint", "trainer.pt"), map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
         for name, part in vars(models).items():

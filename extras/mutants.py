@@ -48,7 +48,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
          "output.logits[:, -1].float()"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
-        ("a boolean attention mask", "bias = unseen * torch.finfo(torch.float32).min", "bias = ~unseen"),
+        ("a boolean attention mask", "bias = -1e30 * unseen", "bias = ~unseen"),
         ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),
         ("the rollout keeps its graph", "@torch.no_grad()\ndef rollout(", "def rollout("),
         # filter, advantages
@@ -67,7 +67,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("the advantage is shifted by one token", 'batch["adv"] = adv * mask', 'batch["adv"] = adv.roll(1, 1) * mask'),
         ("sign of KL", "penalty = -cfg.kl_coef", "penalty = cfg.kl_coef"),
         ("KL penalty only of the token itself", "penalty.flip(1).cumsum(1).flip(1)", "penalty"),
-        ("the reference is the policy itself", "ref = copy.deepcopy(policy).requires_grad_(False)", "ref = policy"),
+        ("the reference is the policy itself", "ref = copy.deepcopy(policy)", "ref = policy"),
         ("the reference reads at temperature 1", "token_logps(models.ref, part, cfg)",
          "token_logps(models.ref, part, replace(cfg, temperature=1.0))"),
         ("GRPO over the batch", "R - R.mean(dim=1, keepdim=True)", "R - R.mean()"),
