@@ -1,4 +1,4 @@
-"""What a run logs, when it is dead, and pictures of it, from config.json and log.jsonl in its folder.
+"""What a run logs, when it is dead (learns no more), and pictures of it, from config.json and log.jsonl in its folder.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
@@ -21,7 +21,7 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # the columns of log.jsonl that are drawn, and what to look for
+LOOKS = {  # the columns of log.jsonl that are drawn: their titles, and what to look for
     "reward": "mean return (training)",  # -0.1 a turn if no answer is valid
     "success": "success (training)",
     "valid": "share of valid turns",  # a lasting fall is the plainest sign of a collapse
@@ -91,7 +91,7 @@ class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
-    def __post_init__(self):  # more columns: "seconds" so far; of {"eval": {"sokoban": 0.4}} "eval sokoban"
+    def __post_init__(self):  # adds "seconds" so far and, from {"eval": {"sokoban": 0.4}}, "eval sokoban"
         yardsticks = self.config.setdefault("yardsticks", {})  # of each world: random, optimal
         seconds, rows = 0, []
         for row in self.rows:
