@@ -333,7 +333,6 @@ def seeds_needed(claim, samples):
 
 
 def markdown(head, rows):  # -> a table
-    lines = []
-    for cells in (head, ["---"] * len(head), *rows):
-        lines.append("| " + " | ".join(cells) + " |")
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
     return "\n".join(lines)

@@ -297,7 +297,7 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
         if metric == "survival":
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
-        panel_title = f"{place_of(world, metric)}: {TITLES[metric.split()[0]]}"
+        panel_title = f"{place_of(world, metric).removeprefix('trap, ')}: {TITLES[metric.split()[0]]}"
         panels.append(Panel(in_full(world, metric), panel_title, lines))
     columns = min(3, len(panels))
     if len(panels) % 4 == 0:
@@ -529,6 +529,22 @@ def updates(name, args):  # -> Markdown; a row a method: how many of its runs we
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
 
 
+def turns(name, args):  # -> Markdown; a row a method: lost runs; first 20 iterations -> last 100, the mean over runs
+    head, lines = [""], {}
+    for world, _, methods in PAPER["figures"][name]["panels"]:
+        head += [f"{world.removeprefix('trap, ')}: lost", "success", "different thoughts"]
+        for method in PAPER["sets"][methods]:
+            runs = runs_of(world, method, args)
+            cells = [f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"]
+            for metric in ("success", "distinct"):
+                values = [run.series(metric)[1] for run in runs]
+                first = np.mean([y[:20].mean() for y in values])
+                last = np.mean([y[-100:].mean() for y in values])
+                cells.append(f"{first:.2f} -> {last:.2f}")
+            lines.setdefault(method, [method]).extend(cells)
+    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
+
+
 def equal(name, args):  # -> Markdown: losses at equal numbers of updates, runs that never won apart (ledger.log_rank)
     won, rows = {}, []
     for world, _, methods in PAPER["figures"][name]["panels"]:
@@ -658,13 +674,13 @@ def summary(name, args):  # -> Markdown: the same, short
     for claim, samples, _, verdict in judged_claims(args):
         seeds, value = in_numbers(claim, samples)
         drawn = re.sub(r"[. ]", "", claim["source"].lower())  # "Fig. 7" -> "fig7"
-        lines.append([claim["source"], claim["says"], verdict.split(":")[0], value, seeds, claim.get("figure", drawn)])
-    return markdown(["paper", "claim", "here", "mean [95%]", "seeds", "paper.py"], lines)
+        lines.append([claim["source"], claim["says"], verdict.split(":")[0], f"{value}; {seeds}", claim.get("figure", drawn)])
+    return markdown(["paper", "claim", "here", "mean [95%]; seeds", "paper.py"], lines)
 
 
 # ---------------------------------------------------------------------------------------------- command line
 KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig-fork": forks, "forks": forks, "fig": figure, "table": table, "results": results,
-         "starts": starts, "updates": updates, "equal": equal, "warnings": warnings, "claims": claims, "summary": summary}
+         "starts": starts, "updates": updates, "turns": turns, "equal": equal, "warnings": warnings, "claims": claims, "summary": summary}
 
 
 def show(name, args):  # -> Markdown
