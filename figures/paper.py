@@ -292,16 +292,18 @@ def place_of(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, 
 
 
 def figure(name, args):  # -> Markdown of a picture; the link is relative to figures/
+    asked = PAPER["figures"][name]["panels"]
+    columns = min(3, len(asked))
+    if len(asked) % 4 == 0:
+        columns = 4
     panels = []
-    for world, metric, methods in PAPER["figures"][name]["panels"]:
+    for world, metric, methods in asked:
         lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
         if metric == "survival":
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
-        panel_title = f"{place_of(world, metric).removeprefix('trap, ')}: {TITLES[metric.split()[0]]}"
-        panels.append(Panel(in_full(world, metric), panel_title, lines))
-    columns = min(3, len(panels))
-    if len(panels) % 4 == 0:
-        columns = 4
+        place = place_of(world, metric).removeprefix("trap, ")
+        between = ":\n" if columns == 4 else ": "
+        panels.append(Panel(in_full(world, metric), place + between + TITLES[metric.split()[0]], lines))
     file = f"{name}.png"
     if args.iterations:
         file = f"{name}-{args.iterations}.png"
