@@ -167,10 +167,18 @@ def test_readme_findings_are_those_of_the_ledger():
         table.append(f"| {name} | {early.split(' [')[0]} | {late} |")
     assert "\n".join(table) in section
     each, each_s = (ledger.lost_by_updates(paper.runs_of("trap", name, args))[0] for name in ("PPO", "StarPO-S"))
-    assert f"{each_s} steps per iteration instead of {each}." in section
+    assert f"It makes {each_s} steps per iteration, PPO {each}; counted by steps:" in section
+    assert "(In 400 iterations it is: 3 of 10 against 11 of 13.)" in section  # StarPO-S's 1,600 steps, PPO's 6,400
     lost = [run for run in paper.runs_of("trap", "PPO", args) if ledger.lost(run, None)]
     won = [run for run in lost if ledger.has_won(run)]
-    assert (len(won), len(lost)) == (10, 11) and "10 of our 13 seeds won and collapsed, one collapsed without winning." in section
+    assert (len(won), len(lost)) == (10, 11) and "11 of our 13 seeds collapsed, one without winning." in section
+
+    several = []
+    for name in ("PPO", "StarPO-S", "PPO, Adam beta2 0.9"):
+        runs = [run for world in ("trap, sokoban", "trap, gentle lake") for run in paper.runs_of(world, name, args)]
+        assert len(runs) == 16
+        several.append(int(sum(ledger.lost(run, None) for run in runs)))
+    assert "of 16 runs PPO loses {}, StarPO-S {}, beta2 0.9 {}.".format(*several) in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From iteration 311 on (grey) all answers are invalid" in section
