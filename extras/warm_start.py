@@ -5,7 +5,8 @@ learn from. A few steps of supervised learning on scripted episodes teach it the
     python ragen_mini.py --model OUT --env bandit             then train as usual
 
 The scripts are those of tiny/cold_start.py: mostly a habit (a stock phrase, then random actions), now and then a planner.
-It ends when nine of ten turns are valid. --lora (pip install peft) trains low-rank adapters, which need less memory, and
+It ends when nine of ten turns are valid. --lessons 500 comes before: so many steps on the planner's turns alone, for a
+world whose map the model cannot read. --lora (pip install peft) trains low-rank adapters, which need less memory, and
 merges them.
 """
 import argparse
@@ -23,17 +24,35 @@ import torch
 
 import envs
 import ragen_mini as rm
+from extras import recipes
 
 KNOWN = (envs.Bandit, envs.FrozenLake, envs.Sokoban)  # to the planner
 PLAYERS = {"habit": 0.8, "planner": 0.2}
 STEPS, EPISODES, TRIED_EVERY = 200, 4, 5  # at most so many steps, on so many episodes each; steps between two looks
 ENOUGH = 0.9  # share of valid turns
+LESSONS_A_LINE = 25
+TURNS_A_LESSON = 32  # each the first of an episode: so one sees most levels a second
+
+
+def teach_planning(models, cfg, lr, steps):
+    rng = np.random.default_rng(cfg.seed)
+    optimizer = make_optimizer(models, lr)
+    one_turn = replace(cfg, max_turns=1)
+    begun = time.perf_counter()
+    for step in range(1, steps + 1):
+        trajs = demonstrations(models.tok, rng, one_turn, {"planner": 1.0}, TURNS_A_LESSON)
+        warm_up = min(1, step / 20)
+        decay = 1 - (step - 1) / steps
+        optimizer.param_groups[0]["lr"] = lr * warm_up * decay
+        loss = learn(models.policy, trajs, optimizer, cfg)
+        if step % LESSONS_A_LINE == 0 or step == steps:
+            print(f"lesson {step}: loss {loss:.2f}, {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def warm_start(models, cfg, lr):  # models.policy learns -> share of valid turns, before and after
     rng = np.random.default_rng(cfg.seed)
     policy = models.policy
-    optimizer = torch.optim.AdamW([weight for weight in policy.parameters() if weight.requires_grad], lr)
+    optimizer = make_optimizer(models, lr)
     before = valid = valid_turns(models, cfg, 0)
     print(f"valid turns {before:.2f}", flush=True)
     begun = time.perf_counter()
@@ -47,11 +66,15 @@ def warm_start(models, cfg, lr):  # models.policy learns -> share of valid turns
     return before, valid
 
 
-def demonstrations(tok, rng, cfg):  # -> trajectories on training levels
-    world = type(envs.make(cfg.env))
-    players = PLAYERS if world in KNOWN else {"habit": 1.0}
+def make_optimizer(models, lr):
+    return torch.optim.AdamW([weight for weight in models.policy.parameters() if weight.requires_grad], lr)
+
+
+def demonstrations(tok, rng, cfg, players=PLAYERS, episodes=EPISODES):  # -> trajectories on training levels
+    if type(envs.make(cfg.env)) not in KNOWN:
+        players = {"habit": 1.0}
     trajs = []
-    for _ in range(EPISODES):
+    for _ in range(episodes):
         seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
         traj = rm.begin(cfg.env, seed, episode, 0, tok, cfg)
         cold_start.play_by_script(traj, players, rng, tok, cfg)
@@ -91,14 +114,21 @@ def main(argv):
     parser.add_argument("model")
     parser.add_argument("out")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="calculate in bf16 on the CPU, too: where it can, twice as fast")
     parser.add_argument("--warm-lr", type=float, help="AdamW (2e-5; with --lora 2e-4)")
+    parser.add_argument("--lessons", type=int, default=0, help="steps on the planner's turns, before (0)")
+    parser.add_argument("--lesson-lr", type=float, default=3e-4, help="AdamW, falling to 0 (3e-4)")
     args, options = parser.parse_known_args(argv)
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
     cfg = rm.parse_config(["--model", args.model, *options])
     cfg.trains = False  # no critic, no reference
+    if args.bf16:
+        recipes.calculate_in_bf16()
     models = rm.load_models(cfg)
+    recipes.share_beginning(models.policy)  # the same gradients, sooner
     if args.lora:
         models.policy = adapted(models.policy)
+    teach_planning(models, cfg, args.lesson_lr, args.lessons)
     _, valid = warm_start(models, cfg, args.warm_lr or (2e-4 if args.lora else 2e-5))
     rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid. A higher --warm-lr?")
     rm.evaluate(0, models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))

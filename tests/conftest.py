@@ -97,6 +97,15 @@ def random_folder(tmp_path_factory, tok, llama):
 
 
 @pytest.fixture
+def passes_as_before(monkeypatch):  # after recipes that change how much a pass reads, or how exactly
+    monkeypatch.setattr(ragen_mini, "MICRO_TOKENS", ragen_mini.MICRO_TOKENS)
+    monkeypatch.setattr(ragen_mini, "CUDA", ragen_mini.CUDA)
+    autocast = dict(vars(ragen_mini.autocast))
+    yield
+    vars(ragen_mini.autocast).update(autocast)
+
+
+@pytest.fixture
 def cfg(folder):
     return ragen_mini.Config(model=folder, device="cpu", max_new_tokens=12, iterations=2, lr=1e-3, critic_lr=1e-3)
 

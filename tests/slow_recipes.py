@@ -13,6 +13,7 @@ import ragen_mini as rm
 from envs import UserError
 from extras import recipes
 
+pytestmark = pytest.mark.usefixtures("passes_as_before")
 SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --update-size 8 --iterations 2 --max-new-tokens 24 "
          "--max-turns 3 --lr 1e-3 --eval-every 0 --env frozenlake").split()
 
@@ -21,11 +22,6 @@ SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --update-size 8 --i
 def cfg(tmp_path):
     """cfg("--algo", "grpo") -> Config of a small run"""
     return lambda *flags: rm.parse_config([*SMALL, "--out", str(tmp_path / "run"), *map(str, flags)])
-
-
-@pytest.fixture(autouse=True)
-def _micro_tokens(monkeypatch):  # read_once changes it
-    monkeypatch.setattr(rm, "MICRO_TOKENS", rm.MICRO_TOKENS)
 
 
 def trained(rows):
@@ -177,6 +173,22 @@ def test_read_once_has_the_gradients_of_today(env, rows, cfg, monkeypatch):
     assert stats == pytest.approx(today_stats, abs=1e-5) and len(gradients) == len(truth)
     for gradient, true in zip(gradients, truth):
         assert (gradient - true).abs().max() <= 1e-5 * max(1, true.abs().max())
+
+
+def test_bf16_rounds_what_is_calculated_but_not_the_weights(cfg):
+    c = cfg("--algo", "grpo", "--env", "bandit")
+    models = rm.load_models(c)
+    traj = rm.rollout(models, "bandit", [300], 1, c, 0)[0]
+
+    def logps():
+        _, part = next(rm.micro_batches(rm.collate([traj], "cpu"), [0]))
+        with torch.no_grad(), rm.autocast:
+            return rm.token_logps(models.policy, part, c)[0]
+    exact = logps()
+    recipes.calculate_in_bf16()
+    gap = (logps() - exact).abs().max()
+    assert 1e-4 < gap < 0.1 and not torch.is_autocast_enabled("cpu")
+    assert all(weight.dtype == torch.float32 for weight in models.policy.parameters())
 
 
 def equal_to(one, other):

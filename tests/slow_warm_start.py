@@ -5,10 +5,12 @@ import transformers
 from conftest import ROOT
 from test_rollout import bpe  # noqa: a fixture
 
+import plots
 import ragen_mini as rm
 from envs import UserError
 from extras import warm_start
 
+pytestmark = pytest.mark.usefixtures("passes_as_before")
 SMALL = "--device cpu --max-new-tokens 40 --max-turns 2 --eval-prompts 8".split()
 
 
@@ -21,9 +23,9 @@ def test_what_is_taught_is_what_the_scripts_say(tok, cfg):
         assert len(said) == sum(turn["tokens"] for turn in traj.turns)
 
 
-@pytest.mark.parametrize("lora", [[], ["--lora"]])
+@pytest.mark.parametrize("lora", [[], ["--lora"], ["--bf16"]])
 def test_tiny_loses_its_invalid_answers(tmp_path, capsys, lora):
-    if lora:
+    if "--lora" in lora:
         pytest.importorskip("peft")
     out = tmp_path / "warm"
     warm_start.main(["tiny", str(out), "--env", "frozenlake", "--warm-lr", "3e-3", *SMALL, *lora])
@@ -34,6 +36,22 @@ def test_tiny_loses_its_invalid_answers(tmp_path, capsys, lora):
     assert cfg.small and warm_start.valid_turns(rm.load_models(cfg), cfg, 99) > before
     again = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert not any("lora" in name for name, _ in again.named_parameters())
+
+
+def test_lessons_are_the_planners_first_turns(cfg, capsys, monkeypatch):
+    """All say where the goal is, in one turn; the rate rises in 20 steps, and falls nearly to 0."""
+    taught, rates = [], []
+
+    def learn(policy, trajs, optimizer, cfg):
+        taught.extend(trajs)
+        rates.append(optimizer.param_groups[0]["lr"])
+        return 0.0
+    monkeypatch.setattr(warm_start, "learn", learn)
+    warm_start.teach_planning(rm.load_models(cfg), rm.replace(cfg, env="frozenlake"), 1e-3, 40)
+    assert len(taught) == 40 * warm_start.TURNS_A_LESSON and all(len(traj.turns) == 1 for traj in taught)
+    assert all("goal" in plots.thought_of(traj.turns[0]) for traj in taught)
+    assert rates[0] < rates[19] > rates[-1] > 0 and rates[-1] < 1e-4
+    assert "lesson 25: loss 0.00" in capsys.readouterr().out
 
 
 def test_a_world_without_a_planner_and_byte_pairs(bpe, cfg):
