@@ -5,6 +5,7 @@ whole history, then padded updates on logits of every token, old log-probs from 
     python extras/bench.py --growth         how time grows with P*N and with the number of turns
     python extras/bench.py --turns          the rollout of five and of ten turns alone, for large models
     python extras/bench.py --once           the update as it is, and with recipes.read_once
+    python extras/bench.py --bf16           this code with recipes.bf16, and as it is
     python extras/bench.py --agree          by how much the fast paths differ from the plain ones
     python extras/bench.py --activations    memory a token of the backward pass: which model fits on which card?
 
@@ -138,9 +139,10 @@ def our_update(trajs, models, cfg, seed):
     rm.updates(batch, models, cfg, seed)
 
 
-def iteration(side, models, cfg, i):  # -> seconds of the rollout, of the update; tokens written
+def iteration(side, models, cfg, i):  # side: ours, bf16 or generate -> seconds of the rollout, of the update; tokens written
     first = FIRST_SEED + i * cfg.prompts
     seeds = range(first, first + cfg.prompts)
+    rm.autocast.__init__("cpu", torch.bfloat16, enabled=side == "bf16")
     start = time.perf_counter()
     if side != "generate":
         trajs = our_rollout(models, cfg, seeds, i)
@@ -154,14 +156,15 @@ def iteration(side, models, cfg, i):  # -> seconds of the rollout, of the update
     return middle - start, end - middle, sum(sum(traj.mask) for traj in trajs)
 
 
-def compare(args):
+def bf16(args):
+    compare(args, "bf16", "ours")
+
+
+def compare(args, one="ours", other="generate"):
     models, cfg = load(args)
-    times = {"ours": [], "generate": []}
+    times = {one: [], other: []}
     for i in range(args.rounds + 1):  # the first round warms up
-        order = ["ours", "generate"]
-        if i % 2 == 0:  # taking turns at going first
-            order.reverse()
-        for side in order:
+        for side in sorted(times, reverse=i % 2 == 0):  # taking turns at going first
             times[side].append(iteration(side, models, cfg, i))
     each = {}
     for side, rows in times.items():
@@ -173,10 +176,10 @@ def compare(args):
               f"rollout {medians['rollout']:.2f} + update {medians['update']:.2f}; "
               f"{np.median(tokens):.0f} tokens, {np.median(tokens / rollout):.0f} tokens/s in the rollout, "
               f"{1e6 * medians['per token']:.0f} ms per 1,000 tokens; peak {memory_of(side)} MiB", flush=True)
-    for name, ours in each["ours"].items():
-        ratio = ours / each["generate"][name]
+    for name, seconds in each[one].items():
+        ratio = seconds / each[other][name]
         rounds = f"of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f}"
-        print(f"ours / generate, {name:9} {np.median(ratio):.2f}  ({rounds})")
+        print(f"{one} / {other}, {name:9} {np.median(ratio):.2f}  ({rounds})")
 
 
 def memory_of(side):  # -> peak in MiB of a process that only does its side's work
@@ -387,7 +390,7 @@ def main():
     for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16),
                           ("max-new-tokens", 32), ("rounds", 10), ("threads", 2), ("memory-of", "")):
         parser.add_argument("--" + name, type=type(default), default=default)
-    modes = (once, growth, turns, agree, activations)
+    modes = (once, bf16, growth, turns, agree, activations)
     for mode in modes:
         parser.add_argument("--" + mode.__name__, action="store_true")
     args = parser.parse_args()
