@@ -11,6 +11,7 @@ Every claim is a row of paper.json. Its measure gives one number a seed (worlds 
 Thirty tests at 5% find something where nothing is; Holm's correction keeps the chance of even one such error at 5%.
 """
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -61,6 +62,17 @@ def held(run, metric):
 def lost(run, metric):
     _, lost_at = plots.peak_and_collapse(run)
     return float(lost_at is not None)
+
+
+def lost_by(run, window, for_long):  # plots.peak_and_collapse, with other numbers than its 5 and 10
+    success = run.series("success")[1]
+    means = forward_means(success, window)
+    below_half = to_the_end(success, run)[means.argmax():] < means.max() / 2
+    return len(below_half) >= for_long and forward_means(below_half, for_long).max() > 1 - 1e-9
+
+
+def to_the_end(y, run):  # of the planned iterations; a run that ended early keeps its last value
+    return np.append(y, np.full(run.config["iterations"] - len(y), y[-1]))
 
 
 def updates_until_lost(run):  # -> number of gradient steps; inf: it was not lost
@@ -215,6 +227,8 @@ def p_value(bound, samples):
     if fewest(samples) < 2:
         return 1.0
     mean, error, df = estimate(samples)
+    if error > 1e-9 and len(samples) == 2 and min(values.std() for values in samples) < 1e-9:
+        return p_by_permutation(samples[0] - bound, samples[1])  # Welch's test wants the spread of both
     if error > 1e-9:
         return tail((mean - bound) / error, df)
     if abs(mean - bound) < 1e-9:
@@ -224,6 +238,15 @@ def p_value(bound, samples):
     if len(sizes) == 2:
         ways = math.comb(sum(sizes), sizes[0])
     return 2 / ways
+
+
+def p_by_permutation(ours, theirs):  # the share of all divisions of the seeds whose means differ by as much
+    values = np.concatenate([ours, theirs])
+    n = len(ours)
+    divisions = np.array(list(itertools.combinations(range(len(values)), n)))
+    sums = values[divisions].sum(1)
+    differences = sums / n - (values.sum() - sums) / len(theirs)
+    return (np.abs(differences) >= abs(ours.mean() - theirs.mean()) - 1e-9).mean()
 
 
 def p_often(bound, d):  # did a thing happen in more, or in less, than this share of the seeds?

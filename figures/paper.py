@@ -60,6 +60,7 @@ TITLES = plots.LOOKS | {
     "eval": "success",
     "value_loss": "value loss",
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
+OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_by: does a count of lost runs depend on its definition?
 DASHES = ("-", "--", "-.", ":")
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
@@ -424,7 +425,7 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
     draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png")
-    title += f" (seed {seed}; the whole course in {len(trapped)} of {len(runs)} seeds)"
+    title += f" (seed {seed})"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
 
@@ -491,12 +492,14 @@ def forks(name, args):  # -> Markdown of a picture, or of tables: what came out 
 def warnings(name, args):  # -> Markdown; a row a signal
     page = [PAPER["figures"][name]["title"]]
     head = ["", "alarms in 100 iterations", "lost soon after one", "after none", "difference, 95% (by run)"]
+    together = {}  # panels of the same methods are counted as one
     for world, _, methods in PAPER["figures"][name]["panels"]:
-        runs = []
         for method in PAPER["sets"][methods]:
-            runs += runs_of(world, method, args)
+            together.setdefault(methods, []).extend(runs_of(world, method, args))
+    for methods, runs in together.items():
         k = sum(ledger.lost(run, None) for run in runs)
-        rows = [warnings_of_loss.row_of(runs, metric) for metric in warnings_of_loss.SIGNALS]
+        signals = [metric for metric in warnings_of_loss.SIGNALS if metric in runs[0].rows[1]]
+        rows = [warnings_of_loss.row_of(runs, metric) for metric in signals]
         page.append(markdown([f"{methods}: {k:.0f} of {len(runs)} lost", *head[1:]], rows))
     return "\n\n".join(page) + caption(name)
 
@@ -534,12 +537,14 @@ def updates(name, args):  # -> Markdown; a row a method: how many of its runs we
 def turns(name, args):  # -> Markdown; a row a method: lost runs; first 20 iterations -> last 100, the mean over runs
     head, lines = [""], {}
     for world, _, methods in PAPER["figures"][name]["panels"]:
-        head += [f"{world.removeprefix('trap, ')}: lost", "success", "different thoughts"]
+        head += [f"{world.removeprefix('trap, ')}: lost", "by other rules", "ended", "success", "different thoughts"]
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             cells = [f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"]
+            cells.append(", ".join(str(sum(ledger.lost_by(run, *rule) for run in runs)) for rule in OTHER_RULES))
+            cells.append(str(sum(plots.is_dead(run.rows) for run in runs)))
             for metric in ("success", "distinct"):
-                values = [run.series(metric)[1] for run in runs]
+                values = [ledger.to_the_end(run.series(metric)[1], run) for run in runs]
                 first = np.mean([y[:20].mean() for y in values])
                 last = np.mean([y[-100:].mean() for y in values])
                 cells.append(f"{first:.2f} -> {last:.2f}")

@@ -173,18 +173,17 @@ def test_readme_findings_are_those_of_the_ledger():
     won = [run for run in lost if ledger.has_won(run)]
     assert (len(won), len(lost)) == (10, 11) and "11 of our 13 seeds collapsed, one without winning." in section
 
-    several = []
-    for name in ("PPO", "StarPO-S", "PPO, Adam beta2 0.9"):
-        runs = [run for world in ("trap, sokoban", "trap, gentle lake") for run in paper.runs_of(world, name, args)]
-        assert len(runs) == 16
-        several.append(int(sum(ledger.lost(run, None) for run in runs)))
-    assert "of 16 runs PPO loses {}, StarPO-S {}, beta2 0.9 {}.".format(*several) in section
+    for name in ("StarPO-S", "PPO, Adam beta2 0.9"):  # the rest of that sentence: test_ledger.py
+        held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
+                           for run in paper.runs_of(world, method, args)] for method in (name, "PPO"))
+        assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)
+    assert "success sinks towards random play; neither remedy is seen to help." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From iteration 311 on (grey) all answers are invalid" in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "soon it practically always chooses Engineer"
-    assert "falls from 1.7 to 0.003" in page
+    assert "falls from 1.7 to 0.003 (medians of 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
-    assert [np.median(part) for part in (longest[1:20], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
+    assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert "At first 78 of 100 thoughts are different; at iteration 150 all are the same" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]

@@ -310,6 +310,7 @@ def test_what_the_page_says_of_single_runs():
     assert sum(length >= 18 for length in lengths) == 5 and "in five of 25 seeds" in page
 
     filtered, ppo = ([ledger.held(found, None) for found in paper.runs_of("trap", method, args)] for method in ("keep 25%", "PPO"))
+    assert ledger.p_value(0, [np.array(filtered), np.array(ppo)]) < 0.02, "no spread in one arm: not Welch's"
     values = np.array(filtered + ppo)
     seen = np.mean(filtered) - np.mean(ppo)
     as_extreme = []
@@ -317,7 +318,8 @@ def test_what_the_page_says_of_single_runs():
         mean = values[list(some)].mean()
         rest = (values.sum() - mean * len(some)) / (len(values) - len(some))
         as_extreme.append(abs(mean - rest) >= abs(seen) - 1e-12)
-    assert f"p {np.mean(as_extreme):.3f}" in page
+    assert f"(the filter's row) p is a permutation's: {np.mean(as_extreme):.3f}." in page
+    assert ledger.p_by_permutation(np.array(filtered), np.array(ppo)) == pytest.approx(np.mean(as_extreme))
 
 
 def test_what_the_page_says_of_warnings():
@@ -326,28 +328,50 @@ def test_what_the_page_says_of_warnings():
     runs = paper.runs_of("trap", "PPO", args)
     page = (ROOT / "figures/CLAIMS.md").read_text()
     _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
-    assert f"with probability {after}, otherwise {otherwise};" in page
+    others = [run for method in paper.PAPER["sets"]["others"] for run in paper.runs_of("trap", method, args)]
+    _, _, after_others, otherwise_others, _ = warnings_of_loss.row_of(others, "entropy")
+    assert f"with probability {after}, otherwise {otherwise} (other methods {after_others}, {otherwise_others});" in page
     _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "reward_std")
-    assert f"in-group std does not ({after}, {otherwise}; TABLES.md)" in page
+    assert f"in-group std does not ({after}, {otherwise})." in page
+    several = [run for world in ("trap, sokoban", "trap, gentle lake") for method in paper.PAPER["sets"]["several turns"]
+               for run in paper.runs_of(world, method, args)]
+    _, _, after, otherwise, _ = warnings_of_loss.row_of(several, "entropy")
+    assert len(several) == 64 and f"With several turns entropy does not, either ({after}, {otherwise}; TABLES.md)." in page
 
 
 def test_the_trap_with_several_turns():
-    """How many of the runs were lost, and what success was in the end: as the page and the picture's caption say."""
+    """What success was in the end, how many runs were lost by which rule, and which came back: as page and caption say."""
     args = paper.parse(["turns"])
     args.folder = paper.FIGURES / "tiny"
-    lost, late = {}, {}
-    for method in ("PPO", "StarPO-S", "PPO, Adam beta2 0.9"):
+    counts, late, ended, lost, back = {}, {}, 0, 0, 0
+    for method in paper.PAPER["sets"]["turns"]:
+        counts[method] = np.zeros(4, dtype=int)
         for world in ("trap, sokoban", "trap, gentle lake"):
             runs = paper.runs_of(world, method, args)
             assert len(runs) == 8
-            lost[method, world] = sum(ledger.lost(run, None) for run in runs)
-            late[method, world] = np.mean([run.series("success")[1][-100:].mean() for run in runs])
+            for i, rule in enumerate(((5, 10), *paper.OTHER_RULES)):
+                counts[method][i] += sum(ledger.lost_by(run, *rule) for run in runs)
+            assert sum(ledger.lost_by(run, 5, 10) for run in runs) == sum(ledger.lost(run, None) for run in runs), "our rule"
+            ended += sum(len(run.rows) <= 400 for run in runs)
+            success = [list(run.series("success")[1]) for run in runs]
+            whole = [y + [y[-1]] * (400 - len(y)) for y in success]
+            late[method, world] = np.mean([y[-100:] for y in whole])
+            if (method, world) == ("GRPO", "trap, sokoban"):
+                assert sum(len(y) < 400 for y in success) == 7
+            for run, y in zip(runs, whole):
+                lost += ledger.lost(run, None)
+                back += ledger.lost(run, None) and np.mean(y[-100:]) >= ledger.forward_means(np.array(y), 5).max() / 2
             distinct = [np.median(run.series("distinct")[1][-100:]) for run in runs]
             assert np.median(distinct) < 0.15, "thoughts become alike"
     page = (ROOT / "figures/CLAIMS.md").read_text()
 
-    def told(of, method, digits):
-        return " and ".join(f"{of[method, world]:.{digits}f}" for world in ("trap, sokoban", "trap, gentle lake"))
-    assert f"PPO loses {told(lost, 'PPO', 0)}, StarPO-S {told(lost, 'StarPO-S', 0)}" in page
-    assert f"protects on the bandit, {told(lost, 'PPO, Adam beta2 0.9', 0)}." in page
-    assert f"PPO has {told(late, 'PPO', 2)}, StarPO-S, with a quarter of the updates, {told(late, 'StarPO-S', 2)}" in page
+    def told(method):
+        return " and ".join(f"{late[method, world]:.2f}" for world in ("trap, sokoban", "trap, gentle lake"))
+
+    def between(method):
+        return f"{min(counts[method])} to {max(counts[method])}"
+    assert f"of 16 PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, beta2 0.9, " in page
+    assert f"which looked protective on the bandit, {between('PPO, Adam beta2 0.9')}." in page
+    assert f"({ended} of 64 runs ended before) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
+    assert f"with several turns {back:.0f} of {lost:.0f} have at last half of their best again" in page
+
