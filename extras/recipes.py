@@ -145,7 +145,6 @@ def bf16(cfg):
 
 def calculate_in_bf16():
     rm.autocast.__init__("cpu", torch.bfloat16)  # the object that decorates what is calculated
-    rm.CUDA = True  # the check of the first ratios allows for rounding
 
 
 def share_beginning(network):

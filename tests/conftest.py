@@ -99,7 +99,6 @@ def random_folder(tmp_path_factory, tok, llama):
 @pytest.fixture
 def passes_as_before(monkeypatch):  # after recipes that change how much a pass reads, or how exactly
     monkeypatch.setattr(ragen_mini, "MICRO_TOKENS", ragen_mini.MICRO_TOKENS)
-    monkeypatch.setattr(ragen_mini, "CUDA", ragen_mini.CUDA)
     autocast = dict(vars(ragen_mini.autocast))
     yield
     vars(ragen_mini.autocast).update(autocast)

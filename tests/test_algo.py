@@ -489,6 +489,20 @@ def test_wilson_interval_holds_its_rate(n):
 
 
 # ------------------------------------------------------------------------- what only a GPU would have shown: autocast
+def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, monkeypatch):
+    """A GPU in the machine must not loosen the check for --device cpu."""
+    cfg = rm.replace(cfg, env="bandit", prompts=1, rollouts=2)
+    models = rm.load_models(cfg)
+    trajs = rm.rollout(models, "bandit", [300], 2, cfg, 0)
+    for traj in trajs:
+        traj.old_logp = [logp + 0.01 * own for logp, own in zip(traj.old_logp, traj.mask)]
+    monkeypatch.setattr(rm, "autocast", torch.autocast("cuda", torch.bfloat16, enabled=False))
+    with pytest.raises(rm.UserError, match="differ by 0.01, not 0"):
+        rm.check_reading(trajs, models, cfg)
+    monkeypatch.setattr(rm, "autocast", torch.autocast("cpu", torch.bfloat16))
+    rm.check_reading(trajs, models, cfg)
+
+
 @pytest.mark.parametrize("beta2, step, in_all", [(0.999, 3.16, 31.6), (0.9, 0.316, 6.16)])
 @pytest.mark.parametrize("spike", [0.1, 1.0])
 def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, in_all, spike):
