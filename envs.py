@@ -53,7 +53,7 @@ def or_say(advice):  # libraries raise exceptions of all kinds: each becomes our
     except Exception as error:
         if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # to be seen as it is; -X dev: all are
             raise
-        raise UserError(f"{advice} ({error!r:.150})") from error
+        raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
 
 
 def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)
