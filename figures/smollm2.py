@@ -147,7 +147,7 @@ def draw(reports, out):
             run = plots.Run(report["settings"], report["rows"])
             plots.draw_run(ax, metric_of(report), run, f"seed {run.config['seed']}", f"C{number}")
         plots.finish_panel(ax, metric_of(report))
-        ax.legend(loc="upper left")
+        ax.legend(loc="upper right", bbox_to_anchor=(1, 0.85), ncols=2)  # where no curve is
     fig.suptitle("SmolLM2-135M-Instruct after a warm start: 128 evaluation episodes")
     fig.savefig(out, dpi=90)
     return out
