@@ -611,12 +611,12 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
             metric = in_full(world, metric)
             runs = runs_of(world, method, args)
             first = ledger.curve(runs[0], metric)[0]
-            end = np.mean([ledger.end(run, metric) for run in runs])
-            after = envs.with_interval(end, runs[0].config["eval_prompts"])
+            ends = [ledger.end(run, metric) for run in runs]
+            after = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]"
             random, optimal = plots.yardsticks_of(runs[0], metric)
             rows.append([world.split(",")[0], lessons_alone(runs[0].config), f"{first:.2f}", f"{after}, {len(runs)}",
                          f"{random:.2f}", f"{optimal:.2f}"])
-    return ledger.markdown(["", "lessons", "`tiny`", "RL [95%], seeds", "random", "optimal"], rows)
+    return ledger.markdown(["", "lessons", "`tiny`", "RL: mean [lowest, highest], seeds", "random", "optimal"], rows)
 
 
 def lessons_alone(config):  # -> success of what imitated the planner, before it was spoilt: of tiny/cold_start.py
