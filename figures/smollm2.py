@@ -1,6 +1,7 @@
 """A real pretrained model learns: SmolLM2-135M-Instruct, on a CPU. First the form (extras/warm_start.py), then GRPO.
 
     python figures/smollm2.py bandit --seed 1 --model FOLDER    FOLDER: SmolLM2-135M-Instruct, or its hub id
+    python figures/smollm2.py lake --bf16 ...                   in bf16 (recipes.bf16): half the time, if the CPU knows it
     python figures/smollm2.py draw                              figures/smollm2/fig-smollm2.png, and a table
 
 Everything that a run tells is written, at every evaluation, to figures/smollm2/WORLD-seedN.json: the warm start, the
@@ -43,7 +44,7 @@ WORLDS = {
     "lake": dict(env="frozenlake", iterations=40, eval_every=10)}
 
 
-def run(world, seed, model):
+def run(world, seed, model, options=""):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
     name = f"{world}-seed{seed}"
@@ -51,7 +52,7 @@ def run(world, seed, model):
     warm = RUNS / f"warm-{name}"
     settings = SHARED | WORLDS[world] | {"seed": seed}
     report = {
-        "command": f"python figures/smollm2.py {world} --seed {seed}",
+        "command": f"python figures/smollm2.py {world} --seed {seed}{options}",
         "commit": mutants.commit(),
         "machine": f"one thread of {cpu()}, torch {torch.__version__}",
         "day": time.strftime("%Y-%m-%d"),
@@ -157,6 +158,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*WORLDS, "draw"])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     args = parser.parse_args()
     if args.what == "draw":
@@ -165,4 +167,6 @@ if __name__ == "__main__":
         print(table(reports))
         print(draw(reports, DATA / "fig-smollm2.png"))
     else:
-        run(args.what, args.seed, args.model)
+        if args.bf16:
+            recipes.calculate_in_bf16()
+        run(args.what, args.seed, args.model, " --bf16" * args.bf16)
