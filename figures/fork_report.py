@@ -138,7 +138,7 @@ def by_question(found):  # -> Markdown
 
 
 @matplotlib.style.context(plots.STYLE)
-def draw(found, out, title):
+def draw(found, title):  # -> figure
     """A line an origin, in the colour of its kind: the share of its forks that was lost."""
     fig = matplotlib.figure.Figure(figsize=(10, 3.6), layout="constrained")
     panels = {False: fork.BEFORE_BREAK, True: fork.AT_EARLY}
@@ -152,7 +152,7 @@ def draw(found, out, title):
     axes[0].set_ylabel("share of the forks that is lost")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="a line: eight forks an arm of one run")
     fig.suptitle(title)
-    fig.savefig(out, dpi=90)
+    return fig
 
 
 def draw_origins(ax, found, kind, early, arms, number):

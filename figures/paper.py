@@ -336,6 +336,7 @@ def draw(title, panels, out, columns):
     save(fig, out)
 
 
+@matplotlib.style.context(plots.STYLE)
 def save(fig, out):  # in 256 colours: a third of the size
     fig.savefig(out, dpi=90)
     PIL.Image.open(out).convert("RGB").quantize(256).save(out, optimize=True)
@@ -484,7 +485,7 @@ def forks(name, args):  # -> Markdown of a picture, or of tables: what came out 
     title = PAPER["figures"][name]["title"]
     if name.startswith("fig"):
         args.folder.mkdir(parents=True, exist_ok=True)
-        fork_report.draw(found, args.folder / f"{name}.png", title)
+        save(fork_report.draw(found, title), args.folder / f"{name}.png")
         return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
     return "\n\n".join([title, *fork_report.tables(found)]) + caption(name)
 

@@ -30,6 +30,7 @@ import transformers
 
 import envs
 import ledger
+import paper
 import plots
 import ragen_mini as rm
 from envs import need
@@ -150,7 +151,7 @@ def draw(reports, out):
         plots.finish_panel(ax, metric_of(report))
         ax.legend(loc="upper right", bbox_to_anchor=(1, 0.85), ncols=2)  # where no curve is
     fig.suptitle("SmolLM2-135M-Instruct after a warm start: 128 evaluation episodes")
-    fig.savefig(out, dpi=90)
+    paper.save(fig, out)
     return out
 
 

@@ -12,6 +12,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "figures"))
 import fork
 import fork_report
+import paper
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_from_forks_to_the_tables(tmp_path, monkeypatch):
     compared = fork_report.by_question(found).splitlines()[2:]
     assert compared[0].startswith("| floor / as it is | calm | 40 | 0 / 40 | 0.000")
     assert compared[1].startswith("| floor / as it is | not calm | 32 | 0 / 0 | 1.000")
-    fork_report.draw(found, tmp_path / "fork.png", "Forks")
+    paper.save(fork_report.draw(found, "Forks"), tmp_path / "fork.png")
     assert (tmp_path / "fork.png").stat().st_size > 5000
     del forks[50, 100, "cap", 8]
     with pytest.raises(rm.UserError, match="forks are missing"):
