@@ -139,10 +139,10 @@ def our_update(trajs, models, cfg, seed):
     rm.updates(batch, models, cfg, seed)
 
 
-def iteration(side, models, cfg, i):  # side: ours, bf16 or generate -> seconds of the rollout, of the update; tokens written
+def iteration(side, models, cfg, i):  # ours, bf16 or generate -> seconds of rollout and update, tokens written
     first = FIRST_SEED + i * cfg.prompts
     seeds = range(first, first + cfg.prompts)
-    rm.autocast.__init__("cpu", torch.bfloat16, enabled=side == "bf16")
+    recipes.calculate_in_bf16(side == "bf16")
     start = time.perf_counter()
     if side != "generate":
         trajs = our_rollout(models, cfg, seeds, i)

@@ -143,8 +143,8 @@ def bf16(cfg):
     return rm.train(cfg)
 
 
-def calculate_in_bf16():
-    rm.autocast.__init__("cpu", torch.bfloat16)  # the object that decorates what is calculated
+def calculate_in_bf16(enabled=True):
+    rm.autocast.__init__("cpu", torch.bfloat16, enabled)  # the object that decorates what is calculated, made anew
 
 
 def share_beginning(network):
