@@ -5,9 +5,9 @@ learn from. A few steps of supervised learning on scripted episodes teach it the
     python ragen_mini.py --model OUT --env bandit             then train as usual
 
 The scripts are those of tiny/cold_start.py: mostly a habit (a stock phrase, then random actions), now and then a planner.
-It ends when nine of ten turns are valid. --lessons 500 comes before: so many steps on the planner's turns alone, for a
-world whose map the model cannot read. --lora (pip install peft) trains low-rank adapters, which need less memory, and
-merges them.
+It ends when nine of ten turns are valid. --lessons 400 comes before: so many steps on the planner's turns alone (whether
+they teach a model to read a map is open). --lora (pip install peft) trains low-rank adapters, which need less memory,
+and merges them.
 """
 import argparse
 import sys
@@ -114,7 +114,7 @@ def main(argv):
     parser.add_argument("model")
     parser.add_argument("out")
     parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--bf16", action="store_true", help="calculate in bf16 on the CPU, too: where it can, twice as fast")
+    parser.add_argument("--bf16", action="store_true", help="calculate in bf16, where the CPU can")
     parser.add_argument("--warm-lr", type=float, help="AdamW (2e-5; with --lora 2e-4)")
     parser.add_argument("--lessons", type=int, default=0, help="steps on the planner's turns, before (0)")
     parser.add_argument("--lesson-lr", type=float, default=3e-4, help="AdamW, falling to 0 (3e-4)")
