@@ -51,7 +51,7 @@ def or_say(advice):  # libraries raise exceptions of all kinds: each becomes our
     try:
         yield
     except Exception as error:
-        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # to be seen as it is; -X dev: all are
+        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors, and with -X dev all, stay as they are
             raise
         raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
 
@@ -217,6 +217,32 @@ class Sokoban(Env):
             "pulled. Symbols: {} wall, {} floor, {} target, {} box, {} box on target, {} you, {} you on "
             "target. Actions: Up, Down, Left, Right.").format(*symbols)
 
+    @staticmethod
+    def draw(rng, size, boxes):
+        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
+        be solved, and no fewer. In a corridor of four cells with the target at its right end:
+            layer 0    P _ _ √    _ P _ √    _ _ P √      solved
+            layer 1    _ P X O
+            layer 2    P _ X O    P X _ O
+        Draw k (one box: 1 to 8, two: 4 to 16), then a state of layer k. If a room has no layer k, another room *and* k
+        are drawn, so small k are more frequent: for one box the median is 3 to 4 actions, as in RAGEN's levels."""
+        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
+        if len(floor) <= 3 * boxes:  # hardly any room to push
+            return None
+        places = rng.choice(len(floor), boxes, replace=False)
+        targets = tuple(sorted(floor[i] for i in places))
+        layer = [(player, targets) for player in floor if player not in targets]
+        visited = set(layer)
+        fewest, most = (1, 8) if boxes == 1 else (4, 16)
+        k = rng.integers(fewest, most + 1)
+        for _ in range(k):  # from layer 0 to layer k
+            earlier = {before for state in layer for before in undo(state, floor)}
+            layer = sorted(earlier - visited)  # without those that need fewer
+            visited.update(layer)
+        if not layer:  # this room has no state that needs so many
+            return None
+        return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
+
     def outcomes(self, state, action):
         floor, targets = self.level["floor"], self.level["targets"]
         player, boxes = state
@@ -244,32 +270,6 @@ class Sokoban(Env):
         for cell in self.level["targets"]:
             grid[cell] = on_target[grid[cell]]
         return picture(self.size, grid, wall)
-
-    @staticmethod
-    def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
-        be solved, and no fewer. In a corridor of four cells with the target at its right end:
-            layer 0    P _ _ √    _ P _ √    _ _ P √      solved
-            layer 1    _ P X O
-            layer 2    P _ X O    P X _ O
-        Draw k (one box: 1 to 8, two: 4 to 16), then a state of layer k. If a room has no layer k, another room *and* k
-        are drawn, so small k are more frequent: for one box the median is 3 to 4 actions, as in RAGEN's levels."""
-        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
-        if len(floor) <= 3 * boxes:  # hardly any room to push
-            return None
-        places = rng.choice(len(floor), boxes, replace=False)
-        targets = tuple(sorted(floor[i] for i in places))
-        layer = [(player, targets) for player in floor if player not in targets]
-        visited = set(layer)
-        fewest, most = (1, 8) if boxes == 1 else (4, 16)
-        k = rng.integers(fewest, most + 1)
-        for _ in range(k):  # from layer 0 to layer k
-            earlier = {before for state in layer for before in undo(state, floor)}
-            layer = sorted(earlier - visited)  # without those that need fewer
-            visited.update(layer)
-        if not layer:  # this room has no state that needs so many
-            return None
-        return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
 
 
 def carve(rng, size):  # -> set of cells
@@ -312,7 +312,7 @@ ENVS = {  # those with _ in their names are for evaluation: does what was learnt
 }
 
 
-def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, other worlds ignore it
+def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, the one setting of a world that Config has
     env = find_world(name)()
     if isinstance(env, FrozenLake):
         env.success_rate = success_rate
@@ -366,7 +366,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 @lru_cache
 def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=0.8):  # -> (2, horizon + 1)
-    need(horizon <= 200, f"yardsticks are calculated for 200 actions at most, not {horizon}: lower --max-actions")
+    need(horizon <= 200, f"yardsticks (they recurse) take 200 actions at most, not {horizon}: lower --max-actions")
     env = make(name, success_rate)
     curves = []
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""What a run logs, when it is dead (learns no more), and pictures of it, from config.json and log.jsonl in its folder.
+"""What a run logs, when it is dead, and pictures of it, from config.json and log.jsonl in its folder.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one

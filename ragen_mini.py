@@ -14,8 +14,7 @@
 Words
     prompt      a level's initial state, as text; P of them in an iteration. group: the N episodes from one prompt
     trajectory  an episode as tokens: message, answer, message, ...; B = P*N of them in a rollout; R: its return
-    turn        one message from the world and one answer from the model: a thought, then one or more actions. Do not
-                confuse it with a time step, which is one token that the model wrote
+    turn        one message from the world and one answer from the model: a thought, then one or more actions
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
     update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
@@ -43,16 +42,17 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 from tqdm import tqdm
 
 import envs
 import plots
 from envs import UserError, need, or_say
 
-FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or (released code) names an unknown action
+FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
 MAX_GRAD_NORM = 1.0  # gradients with a larger norm are scaled down to this (released code)
-VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code); returns reach 10.9
+VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code)
 TINY = Path(__file__).parent / "tiny"
 CUDA = torch.cuda.is_available()  # what depends on it has not been run yet: there was no GPU
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
@@ -118,11 +118,11 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # once: dataclasses.replace keeps what it then finds
+            if getattr(self, name) is None:  # dataclasses.replace comes here again, and changes nothing
                 setattr(self, name, value)
         for setting in fields(self):
             value = getattr(self, setting.name)
-            least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None: 0 is allowed
+            least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
         need(self.temperature > 0, "--temperature 0: it must be above 0, or the model never explores")
         for name in ("keep", "gamma", "lam", "success_rate"):
@@ -168,7 +168,8 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.cache_row, self.cached = group, 0  # its row in KVCache (at first one a group), ids read there
+        self.cache_row = group  # in KVCache; at first a group shares one
+        self.cached = 0  # how many ids have been read there
 
     @property
     def R(self):  # eq. 2
@@ -270,7 +271,7 @@ def take_turn(traj, tok, cfg, ends):
 def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
     trajs = []
     for group, seed in enumerate(seeds):
-        for episode in range(N):  # a group shares its initial state, but every episode has its own dice
+        for episode in range(N):
             trajs.append(begin(name, seed, episode, group, models.tok, cfg))
     end_of_turn = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0]  # <|im_end|>
     ends = (end_of_turn, models.tok.eos_token_id)
@@ -296,14 +297,13 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """What the model has read: keys and values of all layers. transformers only calls `update`, once per layer. A row's
-    tokens lie in columns 0, 1, 2, ... without gaps, however far other rows are. A row whose answer is complete takes
-    no part in the passes that follow; its last token is read together with the next message. Rows may read different
-    numbers of tokens, but a pass is a rectangle, filled up with pads (-). In the input they come first: every row's
-    next token is then predicted at the last position. In the cache they lie behind: there is no gap.
+    """Keys and values of all that was read; transformers only calls `update`, once per layer. A row whose answer is
+    complete waits, and its last token is read with the next message. So rows read different numbers of tokens, and a
+    pass, a rectangle, is filled up with pads (-). In the input they come first: every row's next token is predicted at
+    the last position. In the cache they lie behind the row's tokens (columns 0, 1, ...); the next pass overwrites them.
         has read    input    columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
-        5           - - x    6 7 5        and the row's next tokens go to 6, 7, ...: they replace the pads"""
+        5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
     rows = columns = used = None  # of a pass, set by `read`: who reads (b,), to which columns (b,q), columns in use
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
@@ -361,7 +361,7 @@ def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
 
 
 def entropy_of(logp):  # (n,V) -> (n,)
-    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # a forbidden token has -inf, and 0 * -inf would be nan
+    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # some models give -inf, and 0 * -inf would be nan
 
 
 # --------------------------------------------------------------- which episodes, and how good was each token
@@ -370,7 +370,7 @@ def learn(trajs, models, cfg, seed, **own):  # P*N trajectories -> the batch the
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
-    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: for --online-k
+    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: with --online-k a slice begins later
     batch = compute_advantages(chosen, R[kept], models, cfg, **own)  # gae or of_group of your own
     return batch, updates(batch, models, cfg, seed)
 
@@ -423,17 +423,17 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the end, even if a limit ended it
     for t in reversed(range(value.shape[1])):
-        own = mask[:, t]  # did the model write it?
+        wrote = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where it did not
-        next_advantage = torch.where(own, delta + gamma * lam * next_advantage, next_advantage)
-        next_value = torch.where(own, value[:, t], next_value)
-        advantage[:, t] = next_advantage * own
+        next_advantage = torch.where(wrote, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(wrote, value[:, t], next_value)
+        advantage[:, t] = next_advantage * wrote
     return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should say
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return unlike N-1 equal ones gets (N-1)/sqrt(N) or minus
-    that, whatever its size. A bandit's better arm can be pushed *down* (tutorial, Exercise 15); mean does not."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: one return unlike N-1 equal ones gets (N-1)/sqrt(N) or minus
+    that, however large. So dividing can push a bandit's better arm *down* (tutorial, Exercise 15); "mean" does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -442,9 +442,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Once for all updates: what came, minus what was expected. The critic's forecast knows nothing of the token, so it
-    leaves the mean gradient as it is; a group's mean holds R itself and shrinks it to (N-1)/N (tutorial, part 3). The
-    KL penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
+    """What came, minus what was expected. A forecast made before the token leaves the mean gradient as it is, since
+    grad log pi is 0 on average; a group's mean holds R itself, which shrinks it to (N-1)/N (tutorial, part 3). The KL
+    penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -457,7 +457,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
-    else:  # A of the episode, plus the KL penalties from this token on: not divided by a std
+    else:  # A of the episode, plus the KL penalties from this token on, which no std divides
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -477,10 +477,10 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E
     return steps
 
 
-@autocast  # NOTE: entered anew for each step. It keeps bf16 copies of the weights, which are stale after a step
+@autocast  # NOTE: it keeps bf16 copies of the weights, stale after a step: so each step enters it anew
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Gradients of the mean loss over all trained tokens of these rows (paper: mean over trajectories of token means),
-    added up over parts that fit into memory. NOTE: divide by the number of tokens in *all* parts."""
+    """Gradients of the loss, added up over parts that fit into memory. NOTE: it is the mean over the tokens of *all*
+    parts. So long episodes weigh more; in eq. 4 and 6, a mean over trajectories of token means, all weigh the same."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -538,7 +538,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # columns up to the last trained token
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # columns up to the last trained token, the first maximum
     parts = [[]]
     for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
         tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
@@ -562,7 +562,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     size = CHUNK_LOGITS // len(head.weight)
     found = []  # (log-probs, entropies) of a chunk
     for some in zip(hidden.split(size), part["targets"][mask].split(size)):
-        found.append(torch.utils.checkpoint.checkpoint(of_chunk, *some, use_reentrant=False))  # made again in backward
+        found.append(recomputed_in_backward(of_chunk, *some, use_reentrant=False))
     logps, entropies = zip(*found)
     return torch.cat(logps), torch.cat(entropies)
 
@@ -602,7 +602,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP)  # read before `watch`, in which several processes may agree to stop
+            over |= bool(STOP)  # now: a signal that comes later waits for the next iteration
             over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -630,9 +630,9 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     played = time.perf_counter()
     check_reading(trajs, models, cfg)
     learned = []
-    for part in range(cfg.online_k):  # one; with --online-k, slices of P prompts (Fig. 10)
-        of_part = [traj for traj in trajs if traj.group // cfg.prompts == part]
-        learned.append(learn(of_part, models, cfg, sampling_seed + part * cfg.prompts))  # any other seed would do
+    for number in range(cfg.online_k):  # one; with --online-k, slices of P prompts (Fig. 10)
+        of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # each its own shuffle
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
     row |= plots.log_columns(trajs, returns(trajs, cfg), learned)
     return row, trajs, learned
@@ -640,7 +640,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
 
 def check_reading(trajs, models, cfg):
     """A fresh pass of the same weights must repeat the rollout's log-probs (of the longest episode): the first ratios
-    are 1; in bf16, roughly. Dropout, a sliding window (KVCache keeps all), logits changed after the head break that."""
+    are 1 (in bf16, roughly). Not with dropout, a sliding window (KVCache keeps all), logits changed after the head."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
@@ -751,7 +751,7 @@ def restore(models, run):  # -> the log when it was saved
 
 # --------------------------------------------------------------------------------------------- the command line
 def parse_config(argv=None):  # -> Config
-    about = f"{__doc__}\nOptions, spelled --max-turns 5:\n\n{inspect.getsource(Config).split('    def ')[0]}"
+    about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(Config):

@@ -57,7 +57,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("the filter keeps the lowest std", "argsort(descending=True, stable=True)", "argsort(stable=True)"),
         ("the filter sees normalised returns", "U = R.std(dim=1, correction=0)",
          "U = grpo_advantages(R).std(dim=1, correction=0)"),
-        ("gae counts the environment's tokens as steps", "torch.where(own, value[:, t], next_value)", "value[:, t]"),
+        ("gae counts the environment's tokens as steps", "torch.where(wrote, value[:, t], next_value)", "value[:, t]"),
         ("gae discounts the environment's tokens", "gamma * lam * next_advantage, next_advantage)",
          "gamma * lam * next_advantage, gamma * lam * next_advantage)"),
         ("critic without squeeze", ".float().squeeze(-1)", ".float()"),
@@ -99,8 +99,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
         # iterations
         ("the run's seed is ignored", "default_rng([cfg.seed, i])", "default_rng([0, i])"),
-        ("slices of --online-k share a seed", "sampling_seed + part * cfg.prompts)", "sampling_seed)"),
-        ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == part", "traj.group % cfg.online_k == part"),
+        ("slices of --online-k share a seed", "sampling_seed + number * cfg.prompts)", "sampling_seed)"),
+        ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == number", "traj.group % cfg.online_k == number"),
         # evaluation, log
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),
