@@ -182,19 +182,18 @@ def test_readme_findings_are_those_of_the_ledger():
         table.append(f"| {name} | {early.split(' [')[0]} | {late} |")
     assert "\n".join(table) in section
     each, each_s = (ledger.lost_by_updates(paper.runs_of("trap", name, args))[0] for name in ("PPO", "StarPO-S"))
-    assert f"Here PPO makes {each} steps per iteration, StarPO-S {each_s}, so we count by steps:" in section
-    assert "(In 400 iterations it is 3 of 10 against 11 of 13.)" in section  # StarPO-S's 1,600 steps, PPO's 6,400
+    assert f"Here PPO makes {each} updates per iteration, StarPO-S {each_s}, so we count by updates:" in section
     lost = [run for run in paper.runs_of("trap", "PPO", args) if ledger.lost(run, None)]
     won = [run for run in lost if ledger.has_won(run)]
     table = paper.starts("starts", paper.parse(["starts"]))
     assert re.findall(r"^\| tiny-\w \| (\d of 3) lost", table, re.M) == ["1 of 3", "2 of 3"]
     assert (len(won), len(lost)) == (10, 11)
-    assert "11 of our 13 seeds, one without winning; 3 of 6 with two other starting models." in section
+    assert "11 of our 13 seeds (one never won), and 3 of 6 with two other starting models." in section
 
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
     assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)  # that it sinks: test_ledger.py
-    assert "success sinks in Sokoban and lake (five turns), too; there StarPO-S is not seen to help, either." in section
+    assert "In Sokoban and lake (five turns) success sinks at this rate, too; StarPO-S is not seen to help there." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From iteration 311 on (grey) all answers are invalid" in section
@@ -202,5 +201,5 @@ def test_readme_findings_are_those_of_the_ledger():
     assert "falls from 1.7 to 0.003 (medians of 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
-    assert "At first 78 of 100 thoughts are different; at iteration 150 all are the same" in section
+    assert "at first 78 of 100 differ, at iteration 150 all are the same), gradients shrink from 1.7 to 0.003" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
