@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "figures" / "mutants.txt"
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "course", "*.png", "*.gz")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "course", "*.png", "*.bz2")
 CORE = ["tests/test_by_hand.py", "tests/test_algo.py", "tests/test_rollout.py", "tests/slow_models.py"]
 TESTS = {  # a mutant of this file must be caught by one of these
     "ragen_mini.py": CORE,

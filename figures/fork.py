@@ -41,8 +41,8 @@ their forks had been made; 41 and 42 were complete). The cut turned out to be de
 factor of 1e-4 takes 9,206 updates without a gradient, and a whole run makes 6,400. The arms act on policy and critic.
 """
 import argparse
+import bz2
 import contextlib
-import gzip
 import io
 import json
 import multiprocessing
@@ -62,7 +62,7 @@ import ragen_mini as rm
 
 RUNS = FIGURES.parent / "runs" / "fork"
 DATA = FIGURES / "tiny" / "forks.jsonl"
-PACKED = DATA.with_suffix(".jsonl.gz")  # when all are there
+PACKED = DATA.with_suffix(".jsonl.bz2")  # when all are there
 SETTINGS = dict(env="bandit", model="tiny", device="cpu", lr=2e-3, update_size=8, iterations=400, eval_every=0)
 FIRST_SEED, ORIGINS = 41, 10
 WON, NOT_BEFORE = 0.9, 40
@@ -199,7 +199,7 @@ def load():  # -> {seed: origin}, {(seed, at, arm, dice): fork}
     origins, forks = {}, {}
     text = ""
     if PACKED.exists():
-        text = gzip.decompress(PACKED.read_bytes()).decode()
+        text = bz2.decompress(PACKED.read_bytes()).decode()
     elif DATA.exists():
         text = DATA.read_text()
     for line in text.splitlines():
@@ -269,7 +269,7 @@ def run(jobs):
             for found in pool.imap_unordered(work, tasks):
                 file.write(json.dumps(found) + "\n")
                 file.flush()
-    PACKED.write_bytes(gzip.compress(DATA.read_bytes(), mtime=0))
+    PACKED.write_bytes(bz2.compress(DATA.read_bytes()))
     DATA.unlink()
 
 

@@ -8,15 +8,15 @@
 
 paper.json says of which worlds, methods and columns a figure consists. Runs live in two places:
 
-    runs/figures/MODEL/RUN/        while they are trained, as folders of ragen_mini.py
-    figures/MODEL/WORLD.jsonl.gz   when a figure is complete: packed, one line a run (zcat), and only read from here
+    runs/figures/MODEL/RUN/         while they are trained, as folders of ragen_mini.py
+    figures/MODEL/WORLD.jsonl.bz2  when a figure is complete: packed, one line a run (bzcat), and only read from here
 
 Ctrl-C lets the running ones save themselves, and the same command goes on. A run is named after its settings:
 figures share the runs that they have in common, and other settings are another run.
 """
 import argparse
+import bz2
 import functools
-import gzip
 import json
 import math
 import os
@@ -120,14 +120,14 @@ def count_k_times(run):  # an iteration of Online-k plays k times as many prompt
 
 # ----------------------------------------------------------------------------------------------- packed runs
 def pack_of(world, args):  # -> Path
-    return args.folder / ("-".join(re.findall(r"\w+", world)) + ".jsonl.gz")
+    return args.folder / ("-".join(re.findall(r"\w+", world)) + ".jsonl.bz2")
 
 
 @functools.lru_cache  # of `pack` this is undone
 def unpack(file):  # -> {name of the run: Run}
     if not file.exists():
         return {}
-    lines = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    lines = [json.loads(line) for line in bz2.decompress(file.read_bytes()).splitlines()]
     return {line["run"]: Run(line["config"], to_rows(line["columns"])) for line in lines}
 
 
@@ -141,7 +141,7 @@ def pack(file, runs):
         lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(".tmp")
-    new.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))  # no time: the same runs, the same bytes
+    new.write_bytes(bz2.compress("".join(lines).encode()))
     new.replace(file)  # whoever stops us: the file is a whole one
     unpack.cache_clear()
 

@@ -44,7 +44,7 @@ def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):
     assert process.returncode == 0
     assert out == "![](tiny/fig5-8.png)\n\n"
     stops = {}
-    for name, run in paper.unpack(tmp_path / "tiny" / "bandit.jsonl.gz").items():
+    for name, run in paper.unpack(tmp_path / "tiny" / "bandit.jsonl.bz2").items():
         stops[name] = [row["reward"] for row in run.rows]
     assert len(stops) == 4
     assert stops[first] == [0] * 9, "without a checkpoint: from the start"

@@ -226,7 +226,7 @@ def saved(tmp_path):  # -> {name of the run: number of its rows, how often it wa
 
 def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     (tmp_path / "gate").touch()
-    file = tmp_path / "tiny" / "bandit.jsonl.gz"
+    file = tmp_path / "tiny" / "bandit.jsonl.bz2"
     paper.pack(file, {"another": plots.Run({"env": "bandit"}, [{"iteration": 0}])})
     paper.main(WORDS)
     assert capsys.readouterr().out == "![](tiny/fig5-8.png)\n\n"
