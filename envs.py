@@ -1,7 +1,7 @@
 """Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
 
-A world has a state, takes an action, and answers with a new state and a reward. Its rules are one function without
-dice, `outcomes`: it lists all that can happen. `step` rolls the dice and picks one of them:
+A world has a state, takes an action, and answers with a new state and a reward. Its rules are in one function,
+`outcomes`, which lists everything that can happen, with probabilities. `step` picks one of these at random:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one comes first
 
@@ -47,11 +47,11 @@ def need(condition, message):
 
 
 @contextlib.contextmanager
-def or_say(advice):  # libraries raise exceptions of all kinds: each becomes our advice, with its reason
+def or_say(advice):  # turns any exception of a library into our advice, followed by the reason
     try:
         yield
     except Exception as error:
-        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors, and with -X dev all, stay as they are
+        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (with -X dev: all) are raised unchanged
             raise
         raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
 
@@ -69,15 +69,15 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
     """After `reset` self.level is what stays fixed in an episode, self.state what changes. A world adds four methods:
-        draw(rng, *draw_args)       -> (level, initial state); or None, to be called again with another rng. A
-                                       staticmethod: the level must depend on the seed alone, since find_level caches it
+        draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng. A
+                                       staticmethod, since find_level caches the level: only rng and draw_args count
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
-    split = True      # hold out a quarter of the levels? A world with a handful of levels cannot
+    split = True      # hold out a quarter of the levels for evaluation? Set it to False if there are only a few
     over = True       # so that `step` fails before `reset`
 
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
@@ -97,7 +97,7 @@ class Env:
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
     def bonus(self, turn):  # turn: dict of state, answer, valid, tokens; self.state: before its actions
-        """What a world pays for what was *said*, besides what its actions earn. The model is not told of it."""
+        """Extra reward for what an answer *says*, besides what its actions earn. The model is not told about it."""
         return 0.0
 
 
@@ -105,13 +105,13 @@ class Env:
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level that a seed draws (cached: do not change it). Two seeds may draw the same one, so separate seeds alone
     would not keep evaluation levels out of training. Instead a hash of level and initial state says which quarter of
-    all levels is held out. EVAL_SEEDS draw until they get one of these, other seeds until they get one of the rest."""
+    all levels is held out. EVAL_SEEDS draw until they get a held-out level, other seeds until they get another one."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
-    raise UserError(f"{world.__name__}: no level. Too often None from draw? Too few levels? Then write split = False")
+    raise UserError(f"{world.__name__}: no level: does draw return None too often? If levels are few: split = False")
 
 
 # --------------------------------------------------------------------------------------------------- bandit
@@ -247,7 +247,7 @@ class Sokoban(Env):
         floor, targets = self.level["floor"], self.level["targets"]
         player, boxes = state
         to, beyond = shift(player, action), shift(player, action, 2)
-        nothing_moves = [(1.0, state, -0.1, False)]  # but the action is spent
+        nothing_moves = [(1.0, state, -0.1, False)]  # but the action costs 0.1
         if to not in floor:
             return nothing_moves
         if to not in boxes:
@@ -312,14 +312,14 @@ ENVS = {  # those with _ in their names are for evaluation: does what was learnt
 }
 
 
-def make(name, success_rate=0.8):  # -> Env; success_rate: of lakes, the one setting of a world that Config has
+def make(name, success_rate=0.8):  # -> Env; success_rate: for lakes only; no other world setting is in Config
     env = find_world(name)()
     if isinstance(env, FrozenLake):
         env.success_rate = success_rate
     return env
 
 
-def find_world(name):  # -> what makes the world when it is called
+def find_world(name):  # -> the class or partial that makes the world
     """`name` is a key of ENVS or, for a world of your own, file.py:Class or the class. NOTE: the file is executed."""
     if isinstance(name, type):
         return name
@@ -332,7 +332,7 @@ def find_world(name):  # -> what makes the world when it is called
     return defined[class_name]
 
 
-run_file = lru_cache(runpy.run_path)  # once: a class that was loaded twice would be two classes
+run_file = lru_cache(runpy.run_path)  # cached: running a file twice would define two different classes
 
 
 def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
@@ -341,7 +341,7 @@ def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
 
 # --------------------------------------------------------------------- yardsticks: random and optimal play
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by recursion, since the dice are known (a value function, as it is called elsewhere):
+    """Exact, by recursion, since all probabilities are known (what is computed is called a value function):
         chance(state, 0)    = 1 if won(state), else 0
         chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
                               sum over outcomes of p times chance(next state, 0 if over, else left - 1)
@@ -350,7 +350,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state
 
     @lru_cache(maxsize=None)
-    def chance(state, left, combine):  # of success, with so many actions left
+    def chance(state, left, combine):  # chance of success with `left` actions left
         if left == 0:
             return float(env.won(state))
         by_action = []
@@ -366,7 +366,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
 @lru_cache
 def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=0.8):  # -> (2, horizon + 1)
-    need(horizon <= 200, f"yardsticks (they recurse) take 200 actions at most, not {horizon}: lower --max-actions")
+    need(horizon <= 200, f"random and optimal play: 200 actions at most, not {horizon}: lower --max-actions")
     env = make(name, success_rate)
     curves = []
     for seed in seeds:

@@ -28,10 +28,10 @@ LOOKS = {  # the columns of log.jsonl that are drawn: their titles, and what to 
     "reward_std": "in-group return std",  # 0: all episodes of a group end alike, nothing to compare
     "entropy": "entropy per token",  # falls while the model makes up its mind
     "grad_norm": "gradient norm",  # mean of the updates; small when all is learnt
-    "grad_norm_max": "largest gradient norm",  # most spikes do no harm, one may be the end
+    "grad_norm_max": "largest gradient norm",  # most spikes are harmless, but a collapse may follow one
     "kl": "log pi_old - log pi_ref",  # mean per token: how far the model is from the one before training
     "response_length": "tokens per episode",
-    "think_length": "words per thought",  # thoughts that shrink to nothing carry nothing
+    "think_length": "words per thought",  # near 0: thoughts are empty
     "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same phrases in every episode
     "seconds": "seconds so far",
 }
@@ -185,7 +185,7 @@ def finish_panel(ax, metric):
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
 
 
-def moving_average(y, decay=0.8):  # divided by the weights so far: else the first ones would be pulled towards 0
+def moving_average(y, decay=0.8):  # divided by the sum of weights: else the first averages would be too near 0
     total = weight = 0.0
     averages = []
     for value in y:
@@ -201,13 +201,13 @@ COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a
 SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")
 
 
-def peak_and_collapse(run):  # -> their iterations; None: no collapse
+def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: no collapse)
     """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at iteration 3, where the window with the highest mean, 1.0, begins: before it success still rose. The
-    collapse is at 6, the first of three iterations in a row whose success (not its mean) is below half of that."""
+    The peak is at iteration 3, where the window with the highest mean, 1.0, begins; before it, success still rose. The
+    collapse is at 6, the first of three iterations in a row whose own success (not the mean) is below half of 1.0."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(n) / n, "valid")

@@ -59,7 +59,7 @@ MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the 
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
-NOT_FINITE = "stopped: numbers are not finite. If the rewards are, a lower learning rate may help: --resume RUN --lr X"
+NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are, try a lower rate: --resume RUN --lr X"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: calculate in bf16, the weights stay fp32
 
 
@@ -82,7 +82,7 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
     starpo_s: bool = False  # StarPO-S: changes the next three settings
-    keep: float = None  # share of the prompts that is kept, most uncertain first (1; with --starpo-s 0.25)
+    keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
     kl_coef: float = None  # weight of the KL penalty in the reward (0.001; with --starpo-s 0)
     clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
     clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
@@ -90,7 +90,7 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: float = 1.0  # ppo: discount, per token that the model wrote
     lam: float = 1.0  # ppo: lambda of GAE
-    adv_norm: str = "std"  # grpo: std (divide by the group's, eq. 5) or mean (only subtract it)
+    adv_norm: str = "std"  # grpo: subtract the group's mean and divide by its std (std, eq. 5), or only subtract (mean)
     update_size: int = 32  # E: trajectories per update
     epochs: int = 1  # passes over the trajectories of an iteration
     online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
@@ -118,7 +118,7 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # dataclasses.replace comes here again, and changes nothing
+            if getattr(self, name) is None:  # dataclasses.replace calls this again; then none are None
                 setattr(self, name, value)
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -129,10 +129,10 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
             need(getattr(self, name) <= 1, f"{name} {getattr(self, name)}: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
-        self.first_tag = "<answer>" if self.no_think else "<think>"  # of an answer: it is given, and not trained
+        self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
-        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter, GRPO compare: --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
 @dataclass
@@ -150,8 +150,8 @@ SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</
 
 
 class Trajectory:
-    """Four lists that grow together, one entry per token. NOTE: who wrote a token is recorded when it is appended, not
-    guessed later from text or special tokens: that fails if the end of a turn and the padding are the same token.
+    """Four lists that grow together, one entry per token. NOTE: who wrote a token is recorded when it is appended.
+    Guessing it later from text or special tokens fails where the end of a turn and the padding are the same token.
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 0.0 -0.1  -0.3      -0.1           0            0
@@ -164,12 +164,12 @@ class Trajectory:
         self.old_logp = []  # log-probability with which the model sampled it
         self.reward = []  # of a turn, on the last token of its answer
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
-        self.entropy = 0.0  # of the policy's choices, -sum p log p over the vocabulary, summed over its tokens
+        self.entropy = 0.0  # -sum p log p over the vocabulary, added up over the tokens that the model wrote
         self.actions_left = actions_left
         self.done = self.success = False
         self.answer_start = 0  # where in `ids` the present answer begins
-        self.cache_row = group  # in KVCache; at first a group shares one
-        self.cached = 0  # how many ids have been read there
+        self.cache_row = group  # its row in KVCache; at first a group's episodes share one
+        self.cached = 0  # how many of `ids` that row holds
 
     @property
     def R(self):  # eq. 2
@@ -213,8 +213,8 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 @functools.lru_cache(2048)  # the episodes of a group often read the same
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the model's chat template, then the first tag of the answer.
-    NOTE: a later message follows an answer that exists only as ids, which are never decoded and encoded again. So we
-    render a little conversation with a dummy answer, (seam), and keep what comes after it:
+    NOTE: a later message follows an answer whose ids must stay as sampled: encoding its text again may change them. So
+    we render a short conversation with the dummy answer "(seam)", and keep only what comes after it:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; begins with the end of a turn"""
     chat = [{"role": "user", "content": text}]
@@ -246,7 +246,7 @@ def take_turn(traj, tok, cfg, ends):
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=len(written))
     bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
-    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # invalid: no action is run (released code: known ones are)
+    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # if invalid, no action is run (released code runs known ones)
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -291,20 +291,20 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
                        and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]  # the others wait
         for traj in live:  # everyone acts
             take_turn(traj, models.tok, cfg, ends)
-        live = [traj for traj in live if not traj.done]  # the finished leave
-        cache.select(live)  # and the cache forgets them
+        live = [traj for traj in live if not traj.done]
+        cache.select(live)  # drops the rows of finished episodes
     return trajs
 
 
 class KVCache:
-    """Keys and values of all that was read; transformers only calls `update`, once per layer. A row whose answer is
-    complete waits, and its last token is read with the next message. So rows read different numbers of tokens, and a
-    pass, a rectangle, is filled up with pads (-). In the input they come first: every row's next token is predicted at
-    the last position. In the cache they lie behind the row's tokens (columns 0, 1, ...); the next pass overwrites them.
+    """Keys and values of all tokens read so far; transformers only calls `update`, once per layer. A row with a
+    complete answer waits; its last token is read with the next message. So rows read different numbers of tokens, and
+    the shorter ones are padded (-). In the input, pads come first, so that the next token of every row is predicted at
+    the last position. In the cache, pads lie after the row's own tokens, and the row's next tokens overwrite them.
         has read    input    columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
-    rows = columns = used = None  # of a pass, set by `read`: who reads (b,), to which columns (b,q), columns in use
+    rows = columns = used = None  # set by `read` before each pass: rows (b,), columns to write (b,q), columns in use
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
@@ -315,7 +315,7 @@ class KVCache:
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # Two index tensors with slices between them: torch puts their shape, (b,q), in front: (b, q, 2, heads, width)
+        # Slices between two index tensors: torch moves the indices' shape (b,q) to the front: (b, q, 2, heads, width)
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
 
@@ -327,15 +327,15 @@ class KVCache:
 
 
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Each trajectory reads its ids that are not cached yet. Without a cache, one by one, this would be log_softmax of
-    policy(torch.tensor([traj.ids])).logits[0, -1] / temperature."""
+    """The model reads those ids of each trajectory that are not cached yet. Without a cache, for one trajectory, it is
+    log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []
     for traj in trajs:
         start, end = traj.cached, len(traj.ids)
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
-        columns.append([*range(end, end + pads), *range(start, end)])  # pads come first, but lie behind (see KVCache)
+        columns.append([*range(end, end + pads), *range(start, end)])  # pads: first in the input, last in the cache row
     inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
     cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
@@ -370,7 +370,7 @@ def learn(trajs, models, cfg, seed, **own):  # P*N trajectories -> the batch the
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
-    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: with --online-k a slice begins later
+    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
     batch = compute_advantages(chosen, R[kept], models, cfg, **own)  # gae or of_group of your own
     return batch, updates(batch, models, cfg, seed)
 
@@ -388,7 +388,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper. PPO compares all returns, GRPO those of a group: if all are equal, the rest is noise."""
+    """Not in the paper: skip the updates if all returns (PPO) or those within every group (GRPO) are equal."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
@@ -419,21 +419,21 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
-    NOTE: the world's tokens are skipped. The model did not choose them: they are not steps and must not discount."""
+    NOTE: the world's tokens are skipped: the model did not choose them, so they are no steps and cause no discount."""
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # nothing comes after the end, even if a limit ended it
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the end, even if a limit ended the episode
     for t in reversed(range(value.shape[1])):
         wrote = mask[:, t]
-        delta = reward[:, t] + gamma * next_value - value[:, t]  # not used where it did not
+        delta = reward[:, t] + gamma * next_value - value[:, t]  # ignored where the model did not write
         next_advantage = torch.where(wrote, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(wrote, value[:, t], next_value)
         advantage[:, t] = next_advantage * wrote
-    return advantage, (advantage + value) * mask  # forecast + how much better it went = what the critic should say
+    return advantage, (advantage + value) * mask  # the critic's target: its forecast + how much better it went
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: one return unlike N-1 equal ones gets (N-1)/sqrt(N) or minus
-    that, however large. So dividing can push a bandit's better arm *down* (tutorial, Exercise 15); "mean" does not."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return that differs from N-1 equal ones always has |A| =
+    (N-1)/sqrt(N). So "std" can make a bandit's better arm *less* likely (tutorial, Exercise 15); "mean" does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -442,9 +442,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """What came, minus what was expected. A forecast made before the token leaves the mean gradient as it is, since
-    grad log pi is 0 on average; a group's mean holds R itself, which shrinks it to (N-1)/N (tutorial, part 3). The KL
-    penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
+    """A = what came - what was expected. A forecast made before the token does not change the mean gradient, because
+    grad log pi is 0 on average; a group's mean includes R itself and so scales it by (N-1)/N (tutorial, part 3). The
+    KL penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -457,7 +457,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
-    else:  # A of the episode, plus the KL penalties from this token on, which no std divides
+    else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -477,10 +477,10 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E
     return steps
 
 
-@autocast  # NOTE: it keeps bf16 copies of the weights, stale after a step: so each step enters it anew
+@autocast  # NOTE: on every step anew, because autocast caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Gradients of the loss, added up over parts that fit into memory. NOTE: it is the mean over the tokens of *all*
-    parts. So long episodes weigh more; in eq. 4 and 6, a mean over trajectories of token means, all weigh the same."""
+    """Adds up the gradients of the loss over parts that fit into memory. NOTE: the loss is the mean over the tokens of
+    *all* parts, so long episodes weigh more. Eq. 4 and 6 average each trajectory first, so that all weigh the same."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -492,7 +492,7 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         mean.backward()  # at once, so that only one network's activations are in memory
         stats["policy_loss"] += mean.item()
         if "ret" in part:  # PPO
-            value = token_values(models.critic, part)  # now; part["value"]: before the first update
+            value = token_values(models.critic, part)  # current forecast; part["value"] is from before the first update
             mean = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
             mean.backward()
             stats["value_loss"] += mean.item()
@@ -505,7 +505,7 @@ def make_optimizer(policy, critic, cfg):
 
 
 def take_step(models, cfg):  # -> length of the policy's gradient
-    networks = [network for network in (models.policy, models.critic) if network]  # each is shortened on its own
+    networks = [network for network in (models.policy, models.critic) if network]  # gradients are clipped separately
     norms = [nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item() for network in networks]
     need(np.isfinite(norms).all(), NOT_FINITE)
     models.optimizer.step()
@@ -515,13 +515,13 @@ def take_step(models, cfg):  # -> length of the policy's gradient
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """Minus eq. 4 (PPO) or 6 (GRPO): they have the same form. In the first update after a rollout every ratio is 1, and
-    the gradient is that of -A log pi, the policy gradient. Later the clip ends it for a token that moved far enough:
+    the gradient is that of -A log pi, the policy gradient. Later, clipping zeroes it where a token moved far enough:
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
-    NOTE: only its gradient means something. Do not watch its value: at ratio 1 it is about minus the mean of A."""
+    NOTE: only the gradient of this loss matters. Its value tells nothing: at ratio 1 its mean is about -mean(A)."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -530,8 +530,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast. As in policy_loss, one that has come VALUE_CLIP closer to `ret` since
-    before the first update is pulled no farther; one that went the wrong way is pulled back."""
+    """Squared error of the critic's forecast. As in policy_loss, a forecast that has moved VALUE_CLIP or more towards
+    `ret` since before the first update gets no gradient; a forecast that moved the wrong way is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -560,15 +560,15 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
     size = CHUNK_LOGITS // len(head.weight)
-    found = []  # (log-probs, entropies) of a chunk
-    for some in zip(hidden.split(size), part["targets"][mask].split(size)):
-        found.append(recomputed_in_backward(of_chunk, *some, use_reentrant=False))
-    logps, entropies = zip(*found)
+    chunks = []  # (log-probs, entropies) of each
+    for chunk in zip(hidden.split(size), part["targets"][mask].split(size)):
+        chunks.append(recomputed_in_backward(of_chunk, *chunk, use_reentrant=False))
+    logps, entropies = zip(*chunks)
     return torch.cat(logps), torch.cat(entropies)
 
 
 def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
-    """NOTE squeeze: without it `value - ret` is (n,1) - (n,), which is (n,n), and nothing complains."""
+    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
     output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
     return output[part["mask"]].float().squeeze(-1)
 
@@ -592,7 +592,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
     STOP.clear()
-    before = signal.signal(signal.SIGINT, ask_to_stop)
+    old_handler = signal.signal(signal.SIGINT, ask_to_stop)
     try:
         for i in bar:
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
@@ -612,7 +612,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if over:
                 break
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, old_handler)
         lock.release()
     print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/")
     return rows, models
@@ -639,8 +639,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
 
 
 def check_reading(trajs, models, cfg):
-    """A fresh pass of the same weights must repeat the rollout's log-probs (of the longest episode): the first ratios
-    are 1 (in bf16, roughly). Not with dropout, a sliding window (KVCache keeps all), logits changed after the head."""
+    """A fresh pass over the longest episode must give the same log-probs as the rollout, so that ratios begin at 1
+    (bf16: roughly). Fails with dropout, a sliding window (KVCache keeps all tokens), logits changed after the head."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
@@ -653,7 +653,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         sys.exit(130)  # as shells expect after Ctrl-C
     STOP.append(number)
-    print("\nstopping after this iteration; once more: at once, back to the last checkpoint", file=sys.stderr)
+    print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
 
 
 def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two whole episodes
@@ -703,7 +703,7 @@ def load_models(cfg):
 
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
-    """A new folder, since nothing is ever overwritten; or the folder of --resume, with the log as it was saved."""
+    """Makes a new folder, so that no run is overwritten; with --resume, takes that run's folder and its saved log."""
     log = restore(models, cfg.resume) if cfg.resume else ""
     need(log.count("\n") <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
     name = f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
@@ -731,7 +731,7 @@ def save(models, cfg):
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
     with or_say(f"cannot save in {cfg.out}"):
         models.policy.save_pretrained(new)
-        models.tok.save_pretrained(new, save_jinja_files=False)  # all in plain files
+        models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
         torch.save(state, new / "trainer.pt")
         for file in sorted(new.iterdir()):
             file.replace(Path(cfg.out, "checkpoint", file.name))

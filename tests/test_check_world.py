@@ -56,7 +56,7 @@ class ListAsNextState(Wrong):
 
 
 class OneLevel(Wrong):
-    says = "Then write split = False"
+    says = "If levels are few: split = False"
     split = True
 
     @staticmethod
@@ -65,7 +65,7 @@ class OneLevel(Wrong):
 
 
 class NeverALevel(Wrong):
-    says = "often None from draw"
+    says = "does draw return None too often"
 
     @staticmethod
     def draw(rng):
