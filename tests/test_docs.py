@@ -182,18 +182,20 @@ def test_readme_findings_are_those_of_the_ledger():
         table.append(f"| {name} | {early.split(' [')[0]} | {late} |")
     assert "\n".join(table) in section
     each, each_s = (ledger.lost_by_updates(paper.runs_of("trap", name, args))[0] for name in ("PPO", "StarPO-S"))
-    assert f"Here PPO makes {each} updates per iteration, StarPO-S {each_s}, so we count by updates:" in section
+    assert f"Here PPO makes {each} updates per iteration and StarPO-S {each_s}, from as many episodes, so we count by updates:" in section
     lost = [run for run in paper.runs_of("trap", "PPO", args) if ledger.lost(run, None)]
     won = [run for run in lost if ledger.has_won(run)]
     table = paper.starts("starts", paper.parse(["starts"]))
     assert re.findall(r"^\| tiny-\w \| (\d of 3) lost", table, re.M) == ["1 of 3", "2 of 3"]
     assert (len(won), len(lost)) == (10, 11)
-    assert "11 of our 13 seeds (one never won), and 3 of 6 with two other starting models." in section
+    fresh = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
+    assert (sum(ledger.lost(run, None) for run in fresh), len(fresh)) == (16, 20)
+    assert "11 of our 13 seeds (one never won), 16 of 20 fresh ones, and 3 of 6 with two other starting models." in section
 
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
     assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)  # that it sinks: test_ledger.py
-    assert "In Sokoban and lake (five turns) success sinks at this rate, too; StarPO-S is not seen to help there." in section
+    assert "With five turns (Sokoban, lake) success sinks, too; StarPO-S is not seen to help there." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From iteration 311 on (grey) all answers are invalid" in section
