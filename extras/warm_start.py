@@ -30,7 +30,7 @@ KNOWN = (envs.Bandit, envs.FrozenLake, envs.Sokoban)  # to the planner
 PLAYERS = {"habit": 0.8, "planner": 0.2}
 STEPS, EPISODES, TRIED_EVERY = 200, 4, 5  # at most so many steps, on so many episodes each; steps between two looks
 ENOUGH = 0.9  # share of valid turns
-LESSONS_A_LINE = 25
+LESSONS_A_LINE = 10
 TURNS_A_LESSON = 32  # each the first of an episode: so one sees most levels a second
 
 
@@ -71,7 +71,7 @@ def make_optimizer(models, lr):
 
 
 def demonstrations(tok, rng, cfg, players=PLAYERS, episodes=EPISODES):  # -> trajectories on training levels
-    if type(envs.make(cfg.env)) not in KNOWN:
+    if not isinstance(envs.make(cfg.env), KNOWN):
         players = {"habit": 1.0}
     trajs = []
     for _ in range(episodes):

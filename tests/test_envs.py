@@ -295,6 +295,29 @@ def test_the_example_at_the_top_is_what_the_code_gives():
     assert f'env.outcomes(env.state, "Down") -> {env.outcomes(env.state, "Down")}' in envs.__doc__
 
 
+def test_the_lake_in_words_is_the_same_lake():
+    """extras/told_lake.py: the same levels, held out alike, and outcomes; its words give back where goal and holes are."""
+    lake, told = envs.make("frozenlake"), envs.make("extras/told_lake.py:ToldLake", success_rate=0.5)
+    assert told.success_rate == 0.5
+    told.success_rate = lake.success_rate
+    for seed in (0, 7, 300, 301):
+        lake.reset(seed)
+        words, _ = told.reset(seed)
+        assert (lake.level, lake.state) == (told.level, told.state)
+        assert all(lake.outcomes(lake.state, action) == told.outcomes(told.state, action) for action in lake.actions)
+        places = []
+        for place in re.split("[.:;]", words.removeprefix("The goal is ").replace(" Holes:", "").rstrip(".")):
+            moves = {word: int(n) for n, word in re.findall(r"(\d) (up|down|left|right)", place)}
+            assert moves
+            places.append((told.state[0] + moves.get("down", 0) - moves.get("up", 0),
+                           told.state[1] + moves.get("right", 0) - moves.get("left", 0)))
+        assert (places[0], tuple(places[1:])) == (told.level["goal"], told.level["holes"])
+    told.state = told.level["goal"]
+    assert told.render() == "You are at the goal."
+    told.state = told.level["holes"][0]
+    assert told.render() == "You are in a hole."
+
+
 def test_dice_are_independent_of_the_level():
     """The stream that drew the level must not also roll the dice: order of the arms against pay-out, episode 0."""
     env, first = envs.make("bandit"), {True: [], False: []}
