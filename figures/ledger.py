@@ -64,20 +64,25 @@ def lost(run, metric):
     return float(lost_at is not None)
 
 
-def lost_by(run, window, for_long):  # plots.peak_and_collapse, with other numbers than its 5 and 10
-    success = run.series("success")[1]
+def lost_by(run, window, for_long):  # -> iteration; inf: not lost. plots.peak_and_collapse, but for its 5 and 10
+    iterations, success = run.series("success")
     means = forward_means(success, window)
-    below_half = to_the_end(success, run)[means.argmax():] < means.max() / 2
-    return len(below_half) >= for_long and forward_means(below_half, for_long).max() > 1 - 1e-9
+    peak = means.argmax()
+    below_half = to_the_end(success, run)[peak:] < means.max() / 2
+    if len(below_half) < for_long:
+        return math.inf
+    all_below = forward_means(below_half, for_long) > 1 - 1e-9
+    return iterations[peak] + all_below.argmax() if all_below.any() else math.inf
 
 
 def to_the_end(y, run):  # of the planned iterations; a run that ended early keeps its last value
     return np.append(y, np.full(run.config["iterations"] - len(y), y[-1]))
 
 
-def updates_until_lost(run):  # -> number of gradient steps; inf: it was not lost
-    _, lost_at = plots.peak_and_collapse(run)
-    if lost_at is None:
+def updates_until_lost(run, times=1):  # -> number of gradient steps; inf: it was not lost
+    """`times` 4: all numbers of iterations in the rule are four times as many."""
+    lost_at = lost_by(run, times * plots.WINDOW, times * plots.COLLAPSED_FOR)
+    if lost_at == math.inf:
         return math.inf
     return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_at)
 
@@ -322,9 +327,9 @@ def chi_square(ours, theirs):  # times of loss, inf: none -> the log-rank statis
     return statistic, math.erfc(math.sqrt(statistic / 2))
 
 
-def lost_by_updates(runs, horizons=(1600, 6400)):  # -> cells: updates an iteration, k of n [interval] for each
-    lost_after = np.array([updates_until_lost(run) for run in runs])
-    each = max(row.get("updates", 0) for run in runs for row in run.rows)
+def lost_by_updates(runs, horizons=(1600, 6400), times=1):  # -> cells: updates an iteration, k of n [interval] for each
+    lost_after = np.array([updates_until_lost(run, times) for run in runs])
+    each = updates_an_iteration(runs)
     cells = [f"{each:g}"]
     for horizon in horizons:
         cell = "-"
@@ -334,6 +339,10 @@ def lost_by_updates(runs, horizons=(1600, 6400)):  # -> cells: updates an iterat
             cell = f"{k} of {n} [{low:.2f}, {high:.2f}]"
         cells.append(cell)
     return cells
+
+
+def updates_an_iteration(runs):  # where all trajectories are used
+    return max(row.get("updates", 0) for run in runs for row in run.rows)
 
 
 def seeds_needed(claim, samples):
