@@ -114,7 +114,7 @@ def test_what_the_pages_say_of_the_forks():
     assert list(counts.values()) == [(49, 80), (2, 80), (3, 80), (10, 72), (2, 72), (1, 72), (6, 72)]
     page = (ROOT / "figures/CLAIMS.md").read_text()
     assert "49 of 80 forks are lost, 2 without the cut, 3 if no weight moves by more than 0.3" in page
-    assert "10 of 72 as it is (five of one run), 2 with the second moment kept up (floor), 1 with capped steps, 6 at a third of the rate" in page
+    assert "10 of 72 unchanged forks (five from one run), 2 with the second moment kept up (floor), 1 with capped steps, 6 at a third of the rate" in page
     assert max(sum(some.lost) for some in fork_report.chosen(found, "lost", False, "as it is")) == 5
     assert "49 of 80 copies collapsed within 20 iterations; with steps capped as well, 3 of 80; with nothing changed, 2 of 80" in (ROOT / "README.md").read_text()
     ps = [float(row.split("|")[-2]) for row in fork_report.by_question(found).splitlines()[2:]]

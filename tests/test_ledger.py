@@ -300,7 +300,7 @@ def test_what_the_page_says_of_single_runs():
                 back.append((method, seed))
     assert never == [("PPO", 10), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0), ("random quarter", 1)]
     assert "PPO's seed 10; GRPO's 1 and 4; the random quarter's 0 and 1" in page
-    assert back == [("no KL", 2), ("StarPO-S", 7), ("keep 25%", 4)] and "StarPO-S's seed 7 and *no KL*'s 2 came back, so did *keep 25%*'s 4 in the long trap" in page
+    assert back == [("no KL", 2), ("StarPO-S", 7), ("keep 25%", 4)] and "StarPO-S's seed 7, *no KL*'s 2, *keep 25%*'s 4 (long trap)" in page
 
     six, one = (np.array([ledger.end(found, "eval sokoban") for found in paper.runs_of("sokoban", method, args)])
                 for method in ("6 actions", "1 action"))
@@ -318,7 +318,7 @@ def test_what_the_page_says_of_single_runs():
         mean = values[list(some)].mean()
         rest = (values.sum() - mean * len(some)) / (len(values) - len(some))
         as_extreme.append(abs(mean - rest) >= abs(seen) - 1e-12)
-    assert f"(the filter's row) p is a permutation's: {np.mean(as_extreme):.3f}." in page
+    assert f"(the filter's row), p comes from a permutation test: {np.mean(as_extreme):.3f} before correction." in page
     assert ledger.p_by_permutation(np.array(filtered), np.array(ppo)) == pytest.approx(np.mean(as_extreme))
 
 
@@ -332,11 +332,11 @@ def test_what_the_page_says_of_warnings():
     _, _, after_others, otherwise_others, _ = warnings_of_loss.row_of(others, "entropy")
     assert f"with probability {after}, otherwise {otherwise} (other methods {after_others}, {otherwise_others});" in page
     _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "reward_std")
-    assert f"in-group std does not ({after}, {otherwise})." in page
+    assert f"in-group std does not warn ({after}, {otherwise})." in page
     several = [run for world in ("trap, sokoban", "trap, gentle lake") for method in paper.PAPER["sets"]["several turns"]
                for run in paper.runs_of(world, method, args)]
     _, _, after, otherwise, _ = warnings_of_loss.row_of(several, "entropy")
-    assert len(several) == 64 and f"With several turns entropy does not, either ({after}, {otherwise}; TABLES.md)." in page
+    assert len(several) == 64 and f"With several turns, entropy does not warn either ({after}, {otherwise}; TABLES.md)." in page
 
 
 def test_the_trap_with_several_turns():
@@ -370,8 +370,8 @@ def test_the_trap_with_several_turns():
 
     def between(method):
         return f"{min(counts[method])} to {max(counts[method])}"
-    assert f"of 16 PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, beta2 0.9, " in page
-    assert f"which looked protective on the bandit, {between('PPO, Adam beta2 0.9')}." in page
-    assert f"({ended} of 64 runs ended before) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
-    assert f"with several turns {back:.0f} of {lost:.0f} have at last half of their best again" in page
+    assert f"the rule: PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, PPO with beta2 0.9 " in page
+    assert f"(which looked protective on the bandit) {between('PPO, Adam beta2 0.9')}." in page
+    assert f"({ended} of 64 runs ended early) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
+    assert f"with several turns {back:.0f} of {lost:.0f} average half their best or more in the last 100 iterations" in page
 
