@@ -51,7 +51,7 @@ def test_lessons_are_the_planners_first_turns(cfg, capsys, monkeypatch):
     assert len(taught) == 40 * warm_start.TURNS_A_LESSON and all(len(traj.turns) == 1 for traj in taught)
     assert all("goal" in plots.thought_of(traj.turns[0]) for traj in taught)
     assert rates[0] < rates[19] > rates[-1] > 0 and rates[-1] < 1e-4
-    assert "lesson 25: loss 0.00" in capsys.readouterr().out
+    assert "lesson 10: loss 0.00" in capsys.readouterr().out
 
 
 def test_a_world_without_a_planner_and_byte_pairs(bpe, cfg):
