@@ -238,10 +238,9 @@ def test_the_turns():
 
 
 @pytest.mark.parametrize("name", [name for name in RIGHT if RIGHT[name]])
-def test_right_answers_that_look_different_keep_their_points(name):
-    for text in RIGHT[name]:
-        exercise = exercises.EXERCISES[name]
-        assert not checks.check(exercise, run(text, name), exercise.cases(1)), text
+def test_a_right_answer_that_looks_different_keeps_its_points(name):  # slow_course.py has all
+    exercise = exercises.EXERCISES[name]
+    assert not checks.check(exercise, run(RIGHT[name][0], name), exercise.cases(1))
 
 
 @pytest.mark.parametrize("name, words, text", [wrong for wrong in lists() if wrong.id.endswith("-0")])
