@@ -1,4 +1,4 @@
-"""The lake in words: the same levels, dice and yardsticks, but no map. For small chat models, which cannot read maps.
+"""The lake in words: the same levels, dice and yardsticks, but no map; SmolLM2-135M did not learn to read that one.
 
     python extras/warm_start.py MODEL OUT --env extras/told_lake.py:ToldLake
     python ragen_mini.py --model OUT --env extras/told_lake.py:ToldLake

@@ -64,7 +64,7 @@ def lost(run, metric):
     return float(lost_at is not None)
 
 
-def lost_by(run, window, for_long):  # -> iteration; inf: not lost. plots.peak_and_collapse, but for its 5 and 10
+def lost_at(run, window, for_long):  # -> iteration; inf: not lost. plots.peak_and_collapse, but for its 5 and 10
     iterations, success = run.series("success")
     means = forward_means(success, window)
     peak = means.argmax()
@@ -81,10 +81,10 @@ def to_the_end(y, run):  # of the planned iterations; a run that ended early kee
 
 def updates_until_lost(run, times=1):  # -> number of gradient steps; inf: it was not lost
     """`times` 4: all numbers of iterations in the rule are four times as many."""
-    lost_at = lost_by(run, times * plots.WINDOW, times * plots.COLLAPSED_FOR)
-    if lost_at == math.inf:
+    lost_after = lost_at(run, times * plots.WINDOW, times * plots.COLLAPSED_FOR)
+    if lost_after == math.inf:
         return math.inf
-    return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_at)
+    return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_after)
 
 
 def updates_held(runs):  # -> (runs,): those until they were lost, of at most UPDATES

@@ -8,7 +8,7 @@
 
 paper.json says of which worlds, methods and columns a figure consists. Runs live in two places:
 
-    runs/figures/MODEL/RUN/         while they are trained, as folders of ragen_mini.py
+    runs/figures/MODEL/RUN/        while they are trained, as folders of ragen_mini.py
     figures/MODEL/WORLD.jsonl.bz2  when a figure is complete: packed, one line a run (bzcat), and only read from here
 
 Ctrl-C lets the running ones save themselves, and the same command goes on. A run is named after its settings:
@@ -61,7 +61,7 @@ TITLES = plots.LOOKS | {
     "value_loss": "value loss",
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
 MOST_UPDATES = 16  # an iteration, PPO's: ten of its iterations are 40 of StarPO-S's, if a rule counts updates
-OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_by: does a count of lost runs depend on its definition?
+OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_at: does a count of lost runs depend on its definition?
 DASHES = ("-", "--", "-.", ":")
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
@@ -546,7 +546,7 @@ def turns(name, args):  # -> Markdown; a row a method: lost runs; first 20 itera
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             cells = [f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"]
-            cells.append(", ".join(str(sum(ledger.lost_by(run, *rule) < math.inf for run in runs)) for rule in OTHER_RULES))
+            cells.append(", ".join(str(sum(ledger.lost_at(run, *rule) < math.inf for run in runs)) for rule in OTHER_RULES))
             cells.append(str(sum(plots.is_dead(run.rows) for run in runs)))
             for metric in ("success", "distinct"):
                 values = [ledger.to_the_end(run.series(metric)[1], run) for run in runs]

@@ -350,8 +350,8 @@ def test_the_trap_with_several_turns():
             runs = paper.runs_of(world, method, args)
             assert len(runs) == 8
             for i, rule in enumerate(((5, 10), *paper.OTHER_RULES)):
-                counts[method][i] += sum(ledger.lost_by(run, *rule) < math.inf for run in runs)
-            assert sum(ledger.lost_by(run, 5, 10) < math.inf for run in runs) == sum(ledger.lost(run, None) for run in runs), "our rule"
+                counts[method][i] += sum(ledger.lost_at(run, *rule) < math.inf for run in runs)
+            assert sum(ledger.lost_at(run, 5, 10) < math.inf for run in runs) == sum(ledger.lost(run, None) for run in runs), "our rule"
             ended += sum(len(run.rows) <= 400 for run in runs)
             success = [list(run.series("success")[1]) for run in runs]
             whole = [y + [y[-1]] * (400 - len(y)) for y in success]
