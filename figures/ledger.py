@@ -81,10 +81,10 @@ def to_the_end(y, run):  # of the planned iterations; a run that ended early kee
 
 def updates_until_lost(run, times=1):  # -> number of gradient steps; inf: it was not lost
     """`times` 4: all numbers of iterations in the rule are four times as many."""
-    lost_after = lost_at(run, times * plots.WINDOW, times * plots.COLLAPSED_FOR)
-    if lost_after == math.inf:
+    first_bad = lost_at(run, times * plots.WINDOW, times * plots.COLLAPSED_FOR)
+    if first_bad == math.inf:
         return math.inf
-    return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < lost_after)
+    return sum(row.get("updates", 0) for row in run.rows if row["iteration"] < first_bad)
 
 
 def updates_held(runs):  # -> (runs,): those until they were lost, of at most UPDATES
