@@ -64,6 +64,7 @@ def run(world, seed, model, options=""):
     cfg = rm.Config(**settings, model=str(warm), out=str(folder))
     if Path(folder, "checkpoint", "trainer.pt").exists():  # stopped: go on
         cfg = rm.parse_config(["--resume", str(folder)])
+        report["plain generate"] = load()[name]["plain generate"]
     report["settings"] = asdict(cfg)
     for private in ("model", "out", "resume"):
         del report["settings"][private]
