@@ -387,14 +387,11 @@ def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def print_table(budgets=(1, 2, 5, 10, 15)):
+if __name__ == "__main__":
+    budgets = (1, 2, 5, 10, 15)
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
     for name in ENVS:
         random, best = 100 * mean_yardsticks(name, max(budgets))
         cells = [f"{random[budget]:5.1f} /{best[budget]:5.1f}" for budget in budgets]
         print(f"{name:18}", *cells)
-
-
-if __name__ == "__main__":
-    print_table()

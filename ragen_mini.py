@@ -590,11 +590,12 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     before a row is logged (row 0 has no trajs): it may add columns, draw a picture, or return True to stop."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
-    bar = tqdm(range(len(rows), cfg.iterations + 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
+    bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1),
+               bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
     STOP.clear()
     old_handler = signal.signal(signal.SIGINT, ask_to_stop)
     try:
-        for i in bar:
+        for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
             over = i == cfg.iterations or plots.is_dead(rows)
@@ -609,12 +610,14 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 save(models, cfg)
             if i > 0:
                 bar.set_postfix(success=row["success"], valid=row["valid"])
+                bar.update()
             if over:
                 break
     finally:
         signal.signal(signal.SIGINT, old_handler)
+        bar.close()
         lock.release()
-    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/")
+    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; to go on: --resume {cfg.out}")
     return rows, models
 
 
@@ -628,7 +631,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     start = time.perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = time.perf_counter()
-    check_reading(trajs, models, cfg)
+    check_ratios(trajs, models, cfg)
     learned = []
     for number in range(cfg.online_k):  # one; with --online-k, slices of P prompts (Fig. 10)
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
@@ -638,7 +641,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     return row, trajs, learned
 
 
-def check_reading(trajs, models, cfg):
+def check_ratios(trajs, models, cfg):
     """A fresh pass over the longest episode must give the same log-probs as the rollout, so that ratios begin at 1
     (bf16: roughly). Fails with dropout, a sliding window (KVCache keeps all tokens), logits changed after the head."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
@@ -662,7 +665,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two who
     trajs = []
     for first in range(0, len(seeds), EVALUATED_AT_ONCE):
         trajs += rollout(models, cfg.env, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
-    check_reading(trajs, models, cfg)
+    check_ratios(trajs, models, cfg)
     world = envs.title(cfg.env)
     success = sum(traj.success for traj in trajs) / len(trajs)
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
@@ -684,7 +687,7 @@ def load_models(cfg):
     if cfg.device == "cpu" and cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
-    critic = ref = None
+    critic = None
     with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: try tiny, a folder, a hub id; or --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
@@ -692,8 +695,7 @@ def load_models(cfg):
             transformers.logging.set_verbosity_error()  # it would report that this head is new
             critic = transformers.AutoModelForTokenClassification.from_pretrained(
                 cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
-    if cfg.trains and cfg.kl_coef:
-        ref = copy.deepcopy(policy)
+    ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
     first = begin(cfg.env, 0, 0, 0, tok, cfg).ids
     longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward

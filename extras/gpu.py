@@ -77,7 +77,7 @@ def check_ratios(args):
     batch = rm.collate(trajs, cfg.device)
     logp = rm.on_grid(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs()
-    rm.check_reading(trajs, models, cfg)
+    rm.check_ratios(trajs, models, cfg)
     print("check of the ratio passed; log-probs of rollout and update differ by "
           f"{gap.mean():.1e} on average, at most {gap.max():.1e}")
 

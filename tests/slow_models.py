@@ -239,10 +239,10 @@ def test_the_same_before_it_plays(tok, training):
     models = models_of(random_model("Mistral", tok, **NARROW), tok, training)
     trajs = rm.rollout(models, "sokoban", [300], 2, training, 0)
     with pytest.raises(UserError, match="rollout and update differ"):
-        rm.check_reading(trajs, models, training)
+        rm.check_ratios(trajs, models, training)
     models.policy = random_model("Mistral", tok, **WIDE)
     trajs = rm.rollout(models, "sokoban", [300], 2, training, 0)
-    rm.check_reading(trajs, models, training)
+    rm.check_ratios(trajs, models, training)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if "Error" in REFUSED[kind][1]] + ["Mamba"])
@@ -273,7 +273,7 @@ def first_ratios(cfg, monkeypatch, dtype=None):
         return policy_loss(logp, entropy, old_logp, adv, cfg)
     with monkeypatch.context() as patch:
         patch.setattr(rm, "policy_loss", spy)
-        patch.setattr(rm, "check_reading", lambda *rest: None)  # it wants fp32's equality on a CPU
+        patch.setattr(rm, "check_ratios", lambda *rest: None)  # it wants fp32's equality on a CPU
         if dtype is not None:
             for name, value in dict(device="cpu", fast_dtype=dtype, _enabled=True).items():
                 patch.setattr(rm.autocast, name, value)

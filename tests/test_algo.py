@@ -498,9 +498,9 @@ def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, mon
         traj.old_logp = [logp + 0.01 * own for logp, own in zip(traj.old_logp, traj.mask)]
     monkeypatch.setattr(rm, "autocast", torch.autocast("cuda", torch.bfloat16, enabled=False))
     with pytest.raises(rm.UserError, match="differ by 0.01, not 0"):
-        rm.check_reading(trajs, models, cfg)
+        rm.check_ratios(trajs, models, cfg)
     monkeypatch.setattr(rm, "autocast", torch.autocast("cpu", torch.bfloat16))
-    rm.check_reading(trajs, models, cfg)
+    rm.check_ratios(trajs, models, cfg)
 
 
 @pytest.mark.parametrize("beta2, step, in_all", [(0.999, 3.16, 31.6), (0.9, 0.316, 6.16)])

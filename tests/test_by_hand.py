@@ -178,7 +178,7 @@ def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """drawn(seed, i) -> seeds of the levels, and of the sampling, of an iteration; what `learn` was given."""
-    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
     def run(cfg, seed, i):
         calls = []
 
@@ -217,7 +217,7 @@ def test_slices_of_online_k_share_nothing(cfg, drawn):
 def test_a_row_of_the_log(cfg, monkeypatch):
     """Two prompts, two episodes each, five turns. R = 1, -0.1; 0.5, 0, so that std is 0.55 and 0.25, on average 0.4.
     The mean KL of the three trained tokens is 0.1."""
-    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
     thoughts = ["<think>a b</think><answer>Up</answer>", "<think>c</think><answer>Up</answer>", "<think>a b c d"]
     cfg.prompts = cfg.rollouts = 2
     trajs = [walked(0, [0.0, 1.0], thoughts[:2], [6, 4], success=True, entropy=5.0),
@@ -239,7 +239,7 @@ def test_a_row_of_the_log(cfg, monkeypatch):
 
 
 def test_a_row_of_an_iteration_without_updates(cfg, monkeypatch):
-    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
     cfg.prompts, cfg.rollouts = 1, 2
     row, _, _ = rm.iterate(1, None, cfg, lambda *rest: ({}, []), lambda *rest: [walked(), walked()])
     assert row["updates"] == row["reward_std"] == 0 and "grad_norm" not in row
@@ -253,7 +253,7 @@ def test_a_row_of_an_iteration_without_updates(cfg, monkeypatch):
 def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_path, capsys, monkeypatch):
     """Three of five levels are won, 0.6; Wilson's interval of that: 0.23 to 0.88. Returns say the opposite."""
     monkeypatch.setattr(rm, "EVALUATED_AT_ONCE", 2)
-    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)  # they are made up
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
     cfg.max_turns, cfg.max_actions_per_turn, cfg.max_actions = turns, per_turn, actions
     cfg.env, cfg.eval_prompts, cfg.temperature, cfg.out = Walk, 5, 1.0, str(tmp_path)
     parts = []

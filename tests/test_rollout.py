@@ -312,7 +312,7 @@ def refused(players, cfg, spoil=lambda trajs: None):  # -> is it refused in one 
     trajs = rm.rollout(players, "frozenlake", [300, 301], 2, cfg, 0)
     spoil(trajs)
     try:
-        rm.check_reading(trajs, players, cfg)
+        rm.check_ratios(trajs, players, cfg)
     except rm.UserError as error:
         assert "log-probs" in str(error) and "\n" not in str(error)
         return True

@@ -158,7 +158,7 @@ def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folde
 
 def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, monkeypatch):
     """One that writes by script: every answer is valid, and no model is asked."""
-    monkeypatch.setattr(rm, "check_reading", lambda *rest: None)
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)
     def scripted(models, name, seeds, N, cfg, sampling_seed):
         trajs = []
         for group, seed in enumerate(seeds):
@@ -222,7 +222,10 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     before = signal.getsignal(signal.SIGINT)
     rows = run(tmp_path / "run", "--env", "bandit", "--iterations", 5, model=folder, rollout=play)
     assert len(rows) == len(rows_of(tmp_path / "run")) == 2 and signal.getsignal(signal.SIGINT) is before
-    assert "stopping after this iteration" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "stopping after this iteration" in told.err
+    assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
+    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'}")
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
