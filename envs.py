@@ -38,7 +38,7 @@ EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others traini
 
 
 class UserError(SystemExit):
-    """A mistake that the user can fix. If nothing catches it, the program ends and prints only this message."""
+    """A mistake that the user can fix: the program ends and prints only this. No Exception: `or_say` lets it by."""
 
 
 def need(condition, message):
@@ -83,7 +83,7 @@ class Env:
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 separates these dice from the level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # find_level's are of two numbers: these are others
         self.over = False
         return self.render(), {"success": False}
 
@@ -155,7 +155,7 @@ class FrozenLake(Env):
     The two perpendicular moves share the rest. The goal (+1) and holes end the episode."""
     actions = ("Left", "Down", "Right", "Up")  # a circle: both neighbours of a move are perpendicular to it
 
-    def __init__(self, size=4, frozen=0.8, success_rate=0.8):
+    def __init__(self, size=4, frozen=0.8, success_rate=0.8):  # frozen: the chance of a cell to be ice
         self.size = size
         self.draw_args = (size, frozen)
         self.success_rate = success_rate
@@ -273,7 +273,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the outer walls that takes in a random neighbour at each step; numbers as in gym-sokoban."""
+    """A random walk inside the outer walls; each time a random neighbour becomes floor, too. Numbers: gym-sokoban."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)

@@ -32,10 +32,10 @@ LOOKS = {  # the columns of log.jsonl that are drawn: their titles, and what to 
     "kl": "log pi_old - log pi_ref",  # mean per token: how far the model is from the one before training
     "response_length": "tokens per episode",
     "think_length": "words per thought",  # near 0: thoughts are empty
-    "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same phrases in every episode
+    "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same thought in every episode
     "seconds": "seconds so far",
 }
-DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # panels, besides evaluations
+DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # evaluations tell success
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
@@ -214,7 +214,7 @@ def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: 
     peak = means.argmax()
     below_half = extend_if_dead(success, run) < means[peak] / 2
     for i in range(peak, len(success)):  # only iterations that really ran
-        if below_half[i:i + COLLAPSED_FOR].sum() == COLLAPSED_FOR:
+        if below_half[i:i + COLLAPSED_FOR].sum() == COLLAPSED_FOR:  # at the end the slice is shorter
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
@@ -223,7 +223,7 @@ def is_dead(rows):  # ten iterations without an update: nothing changes the mode
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
 
 
-def extend_if_dead(y, run):  # a dead run was stopped: assume it would have kept its last value
+def extend_if_dead(y, run):  # a dead run was stopped: it counts as if it had gone on, with its last value
     return np.append(y, np.full(COLLAPSED_FOR, y[-1])) if is_dead(run.rows) else y
 
 

@@ -72,7 +72,7 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 
 @dataclass
-class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO or STARPO_S
+class Config:  # None: filled in by __post_init__, from FOR_TINY or FOR_OTHERS and from STARPO or STARPO_S
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -106,7 +106,7 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
     eval_only: bool = False  # evaluate --model and stop
     play: int = None  # show one episode of --model in this level, and stop
-    save_every: int = 50  # iterations between checkpoints; the last iteration is always saved
+    save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run to continue; options given beside it change its settings (see parse_config)
 
@@ -118,7 +118,7 @@ class Config:  # None: filled in below, by FOR_TINY or FOR_OTHERS and by STARPO 
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # dataclasses.replace calls this again; then none are None
+            if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -214,7 +214,7 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the model's chat template, then the first tag of the answer.
     NOTE: a later message follows an answer whose ids must stay as sampled: encoding its text again may change them. So
-    we render a short conversation with the dummy answer "(seam)", and keep only what comes after it:
+    we render a short conversation with the dummy answer "(seam)", and keep what comes after it (without a seam, all):
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; begins with the end of a turn"""
     chat = [{"role": "user", "content": text}]
@@ -260,7 +260,7 @@ def take_turn(traj, tok, cfg, ends):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
-        if traj.ids[-1] == ends[0]:  # the model wrote the end of turn itself: that token is trained and gets the reward
+        if traj.ids[-1] == ends[0]:  # the model ended its turn itself: its own token is trained and gets the reward
             following = following[1:]
         traj.append(following, sampled=False)
 
@@ -283,7 +283,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
         while writing:  # everyone writes an answer, token by token
             if cache.layers:
                 logp = read(models.policy, cache, writing, cfg)  # (b,V)
-            else:  # the first message is the same in a whole group: it is read once, then copied
+            else:  # the very first pass: a group's first message is read once, then copied
                 logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)
                 cache.select(trajs)
             sample(writing, logp, generator)
@@ -297,10 +297,10 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """Keys and values of all tokens read so far; transformers only calls `update`, once per layer. A row with a
-    complete answer waits; its last token is read with the next message. So rows read different numbers of tokens, and
-    the shorter ones are padded (-). In the input, pads come first, so that the next token of every row is predicted at
-    the last position. In the cache, pads lie after the row's own tokens, and the row's next tokens overwrite them.
+    """Keys and values of all tokens read so far. As past_key_values of the model, it is only asked to `update`, once
+    per layer. A row with a complete answer waits; its last token is read with the next message. So rows read different
+    numbers of tokens, and the shorter ones are padded (-). In the input, pads come first, so that every row's next
+    token is predicted at the last position. In the cache, pads follow the row's own tokens, which later overwrite them.
         has read    input    columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
@@ -340,8 +340,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
-    unseen = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
-    bias = -1e30 * unseen  # added to the scores (some models would add even a boolean mask)
+    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
+    bias = -1e30 * future  # added to the scores (some models would add even a boolean mask)
     with or_say(f"--model {cfg.model} cannot be used here"):
         output = policy(input_ids=inputs, attention_mask=bias, position_ids=cache.columns, past_key_values=cache,
                         logits_to_keep=1)
@@ -433,7 +433,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return that differs from N-1 equal ones always has |A| =
-    (N-1)/sqrt(N). So "std" can make a bandit's better arm *less* likely (tutorial, Exercise 15); "mean" does not."""
+    (N-1)/sqrt(N), by however much it differs: a rare large gain counts no more than a frequent small loss. So "std" can
+    make a bandit's better arm *less* likely (tutorial, Exercise 15); "mean" does not."""
     centered = R - R.mean(dim=1, keepdim=True)
     if norm == "mean":
         return centered
@@ -443,7 +444,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A = what came - what was expected. A forecast made before the token does not change the mean gradient, because
-    grad log pi is 0 on average; a group's mean includes R itself and so scales it by (N-1)/N (tutorial, part 3). The
+    grad log pi is 0 on average; a group's mean includes R, which scales the gradient by (N-1)/N (tutorial, part 3). The
     KL penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -455,7 +456,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same in every world
+        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same everywhere; noise grows, too
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -479,8 +480,8 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E
 
 @autocast  # NOTE: on every step anew, because autocast caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Adds up the gradients of the loss over parts that fit into memory. NOTE: the loss is the mean over the tokens of
-    *all* parts, so long episodes weigh more. Eq. 4 and 6 average each trajectory first, so that all weigh the same."""
+    """In parts that fit into memory: each is divided by the number of *all* tokens, so that they add up to one mean.
+    NOTE: so long episodes weigh more. Eq. 4 and 6 average each trajectory first, and all weigh the same."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -538,7 +539,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # columns up to the last trained token, the first maximum
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # the sum is highest from the last trained token on
     parts = [[]]
     for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
         tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
@@ -603,7 +604,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP)  # now: a signal that comes later waits for the next iteration
+            over |= bool(STOP)  # read once, so that row, checkpoint and end agree
             over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -648,7 +649,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    need(gap * cfg.temperature < (0.05 if autocast.device in cfg.device else 1e-4),  # a low temperature magnifies it
+    need(gap * cfg.temperature < (0.05 if "cuda" in cfg.device else 1e-4),  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
@@ -682,7 +683,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two who
 
 # ------------------------------------------------------------------------------------------- models and files
 def load_models(cfg):
-    """Weights are fp32: a step of 1e-6 vanishes in bf16. Both networks are in eval mode: no dropout."""
+    """Weights are fp32: a step of 1e-6 vanishes in bf16. from_pretrained leaves dropout off, in eval mode."""
     transformers.logging.disable_progress_bar()
     if cfg.device == "cpu" and cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
