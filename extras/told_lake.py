@@ -1,6 +1,6 @@
-"""The lake in words: the same levels, dice and yardsticks, but no map; SmolLM2-135M did not learn to read that one.
+"""The lake in words: the same levels, dice and yardsticks, but no map, which SmolLM2-135M did not learn to read.
 
-    python extras/warm_start.py MODEL OUT --env extras/told_lake.py:ToldLake
+    python extras/warm_start.py MODEL OUT --env extras/told_lake.py:ToldLake --lessons 40 --lesson-lr 1e-4
     python ragen_mini.py --model OUT --env extras/told_lake.py:ToldLake
 
 All is told from where the player stands: "The goal is 2 down and 1 right. Holes: 1 left; 1 down and 2 right."

@@ -5,9 +5,9 @@ learn from. A few steps of supervised learning on scripted episodes teach it the
     python ragen_mini.py --model OUT --env bandit             then train as usual
 
 The scripts are those of tiny/cold_start.py: mostly a habit (a stock phrase, then random actions), now and then a planner.
-It ends when nine of ten turns are valid. --lessons 400 comes before: so many steps on the planner's turns alone (whether
-they teach a model to read a map is open). --lora (pip install peft) trains low-rank adapters, which need less memory,
-and merges them.
+It ends when nine of ten turns are valid. --lessons 40 comes before: so many steps on the planner's turns alone (they
+taught SmolLM2-135M to play the lake in words, see README.md; whether they teach a model to read a map is open). --lora
+(pip install peft) trains low-rank adapters, which need less memory, and merges them.
 """
 import argparse
 import sys
