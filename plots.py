@@ -212,19 +212,16 @@ def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: 
     n = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(n) / n, "valid")
     peak = means.argmax()
-    below_half = extend_if_dead(success, run) < means[peak] / 2
-    for i in range(peak, len(success)):  # only iterations that really ran
-        if below_half[i:i + COLLAPSED_FOR].sum() == COLLAPSED_FOR:  # at the end the slice is shorter
+    below_half = success < means[peak] / 2
+    for i in range(peak, len(success)):
+        next_ten = below_half[i:i + COLLAPSED_FOR]  # at the end of the run fewer: they suffice if it is dead
+        if next_ten.all() and (len(next_ten) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
 
 def is_dead(rows):  # ten iterations without an update: nothing changes the model any more, unless rewards are very rare
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
-
-
-def extend_if_dead(y, run):  # a dead run was stopped: it counts as if it had gone on, with its last value
-    return np.append(y, np.full(COLLAPSED_FOR, y[-1])) if is_dead(run.rows) else y
 
 
 @matplotlib.style.context(STYLE)

@@ -305,6 +305,7 @@ class KVCache:
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
     rows = columns = used = None  # set by `read` before each pass: rows (b,), columns to write (b,q), columns in use
+
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
@@ -557,9 +558,11 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
+
     def of_chunk(hidden, targets):
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
+
     size = CHUNK_LOGITS // len(head.weight)
     chunks = []  # (log-probs, entropies) of each
     for chunk in zip(hidden.split(size), part["targets"][mask].split(size)):
@@ -649,7 +652,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    need(gap * cfg.temperature < (0.05 if "cuda" in cfg.device else 1e-4),  # a low temperature magnifies it
+    need(gap * cfg.temperature < (0.05 if autocast.device in cfg.device else 1e-4),  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 

@@ -99,7 +99,7 @@ def trapped(run, metric):
     """The Echo Trap's whole course: success gains 0.3 or more; at least half of the gain is lost for ten iterations; the
     valid turns or the in-group std come near 0; and one gradient after the best is five times what was usual before."""
     iterations, success = run.series("success")
-    success = plots.extend_if_dead(success, run)
+    success = extend_if_dead(success, run)
     smooth = forward_means(success, plots.WINDOW)
     place = smooth.argmax()
     since = iterations[place]
@@ -114,8 +114,12 @@ def trapped(run, metric):
 
 def lowest(run, metric, since):  # the lowest mean of ten iterations in a row
     iterations, y = run.series(metric)
-    y = plots.extend_if_dead(y[iterations >= since], run)
+    y = extend_if_dead(y[iterations >= since], run)
     return forward_means(y, plots.COLLAPSED_FOR).min()
+
+
+def extend_if_dead(y, run):  # a dead run was stopped: it counts as if it had gone on, with its last value
+    return np.append(y, np.full(plots.COLLAPSED_FOR, y[-1])) if plots.is_dead(run.rows) else y
 
 
 def forward_means(y, n):  # of n neighbours, the first, the second, ...; of all, if there are not so many
