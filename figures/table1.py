@@ -1,6 +1,8 @@
 """Table 1: what a model thinks, and in how many ways, before and after training.
 
     python figures/table1.py tiny runs/bandit-ppo-seed0 ...        models, or folders of runs
+
+Temperature 1, levels that are not held out. table1.txt shows `tiny` and four runs of `figures/paper.py equal`.
 """
 import sys
 from collections import Counter
@@ -10,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import plots
 import ragen_mini as rm
+from extras import mutants
 
 LEVELS = range(1000, 1032)  # not held out
 EPISODES = 4  # of each level
@@ -36,5 +39,6 @@ def show(model, world):
 
 
 if __name__ == "__main__":
+    print(f"python figures/table1.py, commit {mutants.commit()}: the same thought in every answer?\n")
     for model in sys.argv[1:]:
         show(model, "bandit")
