@@ -124,7 +124,7 @@ def test_interrupt_in_a_notebook_keeps_what_was_trained(tmp_path, monkeypatch):
 
     def watch(row, *rest):
         seen.append(row["iteration"])
-        if row["iteration"] == 0:
+        if row["iteration"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
     out = tmp_path / "run"
     assert len(train(f"{SMALL} --out {out}", watch=watch)) == 2
