@@ -60,7 +60,7 @@ CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a 
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are, try a lower rate: --resume RUN --lr X"
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: calculate in bf16, the weights stay fp32
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (not to be nested): bf16, but fp32 weights
 
 
 # ------------------------------------------------------------------------------------------------- settings
