@@ -38,7 +38,7 @@ EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others traini
 
 
 class UserError(SystemExit):
-    """A mistake that the user can fix: the program ends and prints only this. No Exception: `or_say` lets it by."""
+    """A user's mistake: it ends the program, with this message. It is not an Exception, so `or_say` lets it by."""
 
 
 def need(condition, message):
@@ -83,7 +83,7 @@ class Env:
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # find_level's are of two numbers: these are others
+        self.dice = np.random.default_rng([seed, episode, 1])  # three numbers: not the dice of find_level
         self.over = False
         return self.render(), {"success": False}
 

@@ -35,7 +35,7 @@ LOOKS = {  # the columns of log.jsonl that are drawn: their titles, and what to 
     "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same thought in every episode
     "seconds": "seconds so far",
 }
-DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # evaluations tell success
+DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # success: see evaluations
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,

@@ -297,10 +297,10 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """Keys and values of all tokens read so far. As past_key_values of the model, it is only asked to `update`, once
-    per layer. A row with a complete answer waits; its last token is read with the next message. So rows read different
+    """Keys and values of all tokens read so far. The model has it as past_key_values and only calls `update`, once per
+    layer. A row with a complete answer waits; its last token is read with the next message. So rows read different
     numbers of tokens, and the shorter ones are padded (-). In the input, pads come first, so that every row's next
-    token is predicted at the last position. In the cache, pads follow the row's own tokens, which later overwrite them.
+    token is predicted at the last position. In the cache, pads follow the row's tokens; its next ones overwrite them.
         has read    input    columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
