@@ -316,6 +316,14 @@ def test_what_the_page_says_of_fresh_seeds_and_of_other_models():
                     back.append((name, method, seed))
     assert never == [("tiny-c", "PPO", 0)] and back == [("tiny-b", "StarPO-S", 2)]
 
+    so_far = []
+    for world, method in paper.pairs_of("equal"):
+        packed = paper.unpack(paper.pack_of(world, args))
+        runs = [packed[run] for run in paper.jobs(world, method, args) if run in packed]
+        if runs:
+            so_far.append(f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}")
+    assert "(lost so far, of all: PPO {}; *StarPO-S of 32* {}; StarPO-S {})".format(*so_far) in page
+
     last = fresh[18].rows[-1]
     assert ledger.lost(fresh[18], None) and f"fresh PPO's seed 78, {100 * last['distinct']:.0f} of 100 differ" in page
     first = paper.runs_of("trap", "PPO", args)[:10]
@@ -429,8 +437,8 @@ def test_the_trap_with_several_turns():
 
     def between(method):
         return f"{min(counts[method])} to {max(counts[method])}"
-    assert f"the rule: PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, PPO with beta2 0.9 " in page
-    assert f"PPO with beta2 0.9 {between('PPO, Adam beta2 0.9')}." in page
-    assert f"({ended} of 64 runs ended early) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
+    assert f"the rule: PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, PPO with beta2 0.9: " in page
+    assert f"PPO with beta2 0.9: {between('PPO, Adam beta2 0.9')}." in page
+    assert f"({ended} of four methods' 64 runs ended) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
     assert f"with several turns {back:.0f} of {lost:.0f} average half their best or more in the last 100 iterations" in page
 
