@@ -20,6 +20,7 @@ import plots
 import warnings_of_loss
 
 UPDATES = 6400  # of a run of the trap, and of one of the long trap with a quarter of the groups
+MOST_UPDATES = 16  # an iteration, PPO's: ten of its iterations are 40 of StarPO-S's, if a rule counts updates
 WON = 0.9
 
 
@@ -309,11 +310,15 @@ def verdict(claim, answer, p, samples):  # p: corrected
     return f"open: would need {seeds_needed(claim, samples)}"
 
 
-def log_rank(ours, theirs):  # two lists of runs -> two-sided p
+def log_rank(ours, theirs, in_updates=False):  # two lists of runs -> two-sided p
     """Are two sets of runs lost equally soon, counted in updates? At each loss: how many of ours would be expected among
-    the lost, if all that are left were alike (Mantel 1966)? A run that is not lost counts up to UPDATES."""
-    times = [np.array([updates_until_lost(run) for run in runs]) for runs in (ours, theirs)]
-    _, p = chi_square(*times)
+    the lost, if all that are left were alike (Mantel 1966)? A run that is not lost counts up to UPDATES.
+    `in_updates`: with all numbers of iterations in the rule of loss turned into equal numbers of updates."""
+    lost_after = []
+    for runs in (ours, theirs):
+        times = times_of(runs) if in_updates else 1
+        lost_after.append(np.array([updates_until_lost(run, times) for run in runs]))
+    _, p = chi_square(*lost_after)
     return p
 
 
@@ -345,8 +350,12 @@ def lost_by_updates(runs, horizons=(1600, 6400), times=1):  # -> cells: updates 
     return cells
 
 
+def times_of(runs):  # -> how many of their iterations make as many updates as one of PPO's
+    return MOST_UPDATES // max(1, updates_an_iteration(runs))
+
+
 def updates_an_iteration(runs):  # where all trajectories are used
-    return max(row.get("updates", 0) for run in runs for row in run.rows)
+    return max((row.get("updates", 0) for run in runs for row in run.rows), default=0)
 
 
 def seeds_needed(claim, samples):

@@ -60,7 +60,6 @@ TITLES = plots.LOOKS | {
     "eval": "success",
     "value_loss": "value loss",
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
-MOST_UPDATES = 16  # an iteration, PPO's: ten of its iterations are 40 of StarPO-S's, if a rule counts updates
 OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_at: does a count of lost runs depend on its definition?
 DASHES = ("-", "--", "-.", ":")
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
@@ -449,34 +448,38 @@ def draw_signals(title, run, metrics, out):
 
 
 def losses(name, args):  # -> Markdown of the picture: which share of the runs is not lost yet, by number of updates
-    runs = {}
+    panels = {"first seeds": {}, "fresh seeds": {}}
     for world, _, methods in PAPER["figures"][name]["panels"]:
+        panel = panels["fresh seeds" if "fresh seeds" in world else "first seeds"]
         for method in PAPER["sets"][methods]:
-            runs[method] = runs_of(world, method, args)
+            panel[method.removesuffix(", plain")] = runs_of(world, method, args)
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
-    draw_losses(title, runs, args.folder / f"{name}.png")
+    draw_losses(title, panels, args.folder / f"{name}.png")
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
 
 @matplotlib.style.context(plots.STYLE)
-def draw_losses(title, runs, out):  # runs: {method: list of Run}
-    fig = matplotlib.figure.Figure(figsize=(8, 4), layout="constrained")
-    ax = fig.add_subplot()
-    for number, (method, of_method) in enumerate(runs.items()):
-        lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
-        lost_after = lost_after[lost_after < ledger.UPDATES]
-        n = len(of_method)
-        left = 1 - np.arange(len(lost_after) + 1) / n  # at first 1, then a step down for each loss
-        x = [0, *lost_after, ledger.UPDATES]
-        y = [*left, left[-1]]
-        label = f"{method}, {n} runs"
-        ax.step(x, y, DASHES[number % len(DASHES)], where="post", color=f"C{number}", lw=2, label=label)
-    ax.set_xlabel(f"updates so far (of {ledger.UPDATES:,})")
-    ax.set_ylabel("share of the runs that is not lost")
-    ax.set_ylim(0, 1.03)
+def draw_losses(title, panels, out):  # panels: {title: {method: list of Run}}; a method keeps its colour
+    fig = matplotlib.figure.Figure(figsize=(12, 4.2), layout="constrained")
+    methods = list(dict.fromkeys(method for runs in panels.values() for method in runs))
+    for place, (seeds, runs) in enumerate(panels.items(), 1):
+        ax = fig.add_subplot(1, len(panels), place)
+        ax.set_title(seeds)
+        for method, of_method in runs.items():
+            lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
+            lost_after = lost_after[lost_after < ledger.UPDATES]
+            n = len(of_method)
+            left = 1 - np.arange(len(lost_after) + 1) / n  # at first 1, then a step down for each loss
+            number = methods.index(method)
+            dashes = DASHES[number % len(DASHES)]
+            label = f"{method}, {n} runs"
+            ax.step([0, *lost_after, ledger.UPDATES], [*left, left[-1]], dashes, where="post", color=f"C{number}", lw=2, label=label)
+        ax.set_xlabel(f"updates so far (of {ledger.UPDATES:,})")
+        ax.set_ylabel("share of the runs that is not lost")
+        ax.set_ylim(0, 1.03)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)  # below: no curve is covered
     fig.suptitle(title)
-    fig.legend(loc="outside lower center", ncols=3)
     save(fig, out)
 
 
@@ -532,8 +535,7 @@ def updates(name, args):  # -> Markdown; a row a method: how many of its runs we
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             lines[method] = [method] + ledger.lost_by_updates(runs)
-            times = MOST_UPDATES // max(1, ledger.updates_an_iteration(runs))
-            lost = ledger.lost_by_updates(runs, times=times)[1:]
+            lost = ledger.lost_by_updates(runs, times=ledger.times_of(runs))[1:]
             lines[method].append(", ".join(cell.partition(" of ")[0] for cell in lost))
     head = ["", "updates an iteration", "lost in the first 1,600 updates", "in the first 6,400", "rule in updates"]
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
@@ -566,14 +568,16 @@ def equal(name, args):  # -> Markdown: losses at equal numbers of updates, runs 
             lost = in_updates([won[method]])
             if won[method]:
                 lost = f"{ledger.lost_by_updates(won[method])[-1]} lost, after {lost} updates"
-            rows.append([method, str(len(runs)), str(len(won[method])), lost])
-    page = [PAPER["figures"][name]["title"], markdown(["", "runs", "won", "of these (6,400: not lost)"], rows)]
+            of_all = f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"
+            rows.append([method, of_all, str(len(won[method])), lost])
+    page = [PAPER["figures"][name]["title"], markdown(["", "lost, of all", "won", "of these (6,400: not lost)"], rows)]
     pairs = [(won[ours], won[theirs]) for ours, theirs in PAPER["figures"][name]["compared"]]
     ps = [ledger.log_rank(*pair) for pair in pairs]
     rows = []
     for methods, pair, p, corrected in zip(PAPER["figures"][name]["compared"], pairs, ps, ledger.holm(ps, 1)):
-        rows.append([" - ".join(methods), in_updates(pair), f"{p:.3f}", f"{corrected:.3f}"])
-    page.append(markdown(["", "updates longer", "log-rank p", "p (Holm)"], rows))
+        otherwise = ledger.log_rank(*pair, in_updates=True)
+        rows.append([" - ".join(methods), in_updates(pair), f"{p:.3f}", f"{corrected:.3f}", f"{otherwise:.3f}"])
+    page.append(markdown(["", "updates longer", "log-rank p", "p (Holm)", "p, rule in updates"], rows))
     return "\n\n".join(page) + caption(name)
 
 
