@@ -157,11 +157,11 @@ MEASURES = {
 def tail(t, df):
     """The chance that Student's t is farther from 0 than t. With t = sqrt(df) tan(angle) its density is
     cos(angle)^(df - 1)."""
-    steps = 50_000
-    angles = (np.arange(steps) + 0.5) * math.pi / 2 / steps
-    density = np.cos(angles) ** (df - 1)
-    beyond = angles > math.atan(abs(t) / math.sqrt(df))
-    return density[beyond].sum() / density.sum()
+    def area(low):  # under it, from there to pi / 2, by the midpoints of 20,000 steps
+        step = (math.pi / 2 - low) / 20_000
+        angles = low + (np.arange(20_000) + 0.5) * step
+        return (np.cos(angles) ** (df - 1)).sum() * step
+    return area(math.atan(abs(t) / math.sqrt(df))) / area(0)
 
 
 def bisect(function, low, high):  # where a monotonous function changes its sign
@@ -348,6 +348,12 @@ def lost_by_updates(runs, horizons=(1600, 6400), times=1):  # -> cells: updates 
             cell = f"{k} of {n} [{low:.2f}, {high:.2f}]"
         cells.append(cell)
     return cells
+
+
+def lost_in_iterations(runs, most=400):  # -> cell: of each run's first so many
+    k, n = sum(lost_at(run, plots.WINDOW, plots.COLLAPSED_FOR) < most for run in runs), len(runs)
+    low, high = exact_interval(k, n)
+    return f"{k} of {n} [{low:.2f}, {high:.2f}]"
 
 
 def times_of(runs):  # -> how many of their iterations make as many updates as one of PPO's

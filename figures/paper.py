@@ -565,12 +565,17 @@ def equal(name, args):  # -> Markdown: losses at equal numbers of updates, runs 
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             won[method] = [run for run in runs if ledger.has_won(run)]
-            lost = in_updates([won[method]])
-            if won[method]:
-                lost = f"{ledger.lost_by_updates(won[method])[-1]} lost, after {lost} updates"
+            each = ledger.updates_an_iteration(runs)
             of_all = f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"
-            rows.append([method, of_all, str(len(won[method])), lost])
-    page = [PAPER["figures"][name]["title"], markdown(["", "lost, of all", "won", "of these (6,400: not lost)"], rows)]
+            cells = ["-"] * 4
+            if won[method]:
+                wins = sum(ledger.end(run, f"eval {run.config['env']}") > 0.5 for run in won[method])
+                cells = [ledger.lost_in_iterations(won[method]), ledger.lost_by_updates(won[method])[-1], in_updates([won[method]]),
+                         f"{wins} of {len(won[method])}"]
+            rows.append([method, f"{each:g}", of_all, *cells])
+    head = ["", "updates an iteration", "lost, of all", "of those that won: lost in 400 iterations", "in 6,400 updates",
+            "mean updates before (at most 6,400)", "last evaluation above 0.5"]
+    page = [PAPER["figures"][name]["title"], markdown(head, rows)]
     pairs = [(won[ours], won[theirs]) for ours, theirs in PAPER["figures"][name]["compared"]]
     ps = [ledger.log_rank(*pair) for pair in pairs]
     rows = []

@@ -191,23 +191,25 @@ def test_readme_findings_are_those_of_the_ledger():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))  # tested in slow_paper.py
     section = README.split("the Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
-    table, means = [], []
-    for name, world, times in (("PPO", "trap", 1), ("StarPO-S", "trap, long", 4)):
-        cells = []
-        for place, method in ((world, name), (world + ", fresh seeds", name + ", plain")):
-            won = list(filter(ledger.has_won, paper.runs_of(place, method, args)))
-            each, _, late = ledger.lost_by_updates(won, times=times)
-            assert int(each) * times == 16, "ten iterations of PPO"
-            assert late == ledger.lost_by_updates(won)[-1], "the rule in iterations counts as many"
-            cells.append(late)
-        table.append(f"| {name} | {' | '.join(cells)} |")
-        means.append([np.minimum([ledger.updates_until_lost(run, k) for run in won], 6400) for k in (1, times)])
+    table, held = [], []
+    words = ("PPO (16)", "StarPO-S of 32 prompts (16)", "StarPO-S of 8 (4)", "two random prompts (4)")
+    for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
+        won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
+        updates = [row.get("updates", 0) for run in won for row in run.rows]
+        assert f"({max(updates)})" in name
+        first = [plots.Run(run.config, run.rows[:401]) for run in won]
+        lost = [plots.peak_and_collapse(run)[1] is not None for run in first]  # as if they had ended there
+        low, high = ledger.exact_interval(sum(lost), len(won))
+        in_400 = f"{sum(lost)} of {len(won)}" + f" [{low:.2f}, {high:.2f}]" * (max(updates) == 4)
+        table.append(f"| {name} | {in_400} | {ledger.lost_by_updates(won)[-1]} |")
+        assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] in table[-1], "the rule in updates counts as many"
+        held.append(ledger.updates_held(won))
     assert "\n".join(table) in section
-    assert f"Here StarPO-S makes only {each} updates per iteration, so we compare 6,400 updates:" in section
-    for ppo, ours in zip(*means):  # by either rule
-        low, high = ledger.interval([ours, ppo])
-        assert (round(ours.mean() - ppo.mean(), -2), round(low, -2), round(high, -2)) == (-200, -1600, 1100)
-    assert "fresh runs, planned beforehand, last 200 updates less than PPO's (95%: 1,600 less to 1,100 more)." in section
+    said = []
+    for ours in (held[2], held[1]):
+        low, high = ledger.interval([ours, held[0]])
+        said += [f"{ours.mean() - held[0].mean():.0f}", f"[{low:.0f}, {high:.0f}]"]
+    assert "StarPO-S lasts {} updates longer than PPO {}, of 32 prompts {} {} (planned).".format(*said) in section
 
     others = []
     for folder in ("tiny-b", "tiny-c"):
@@ -222,7 +224,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert counts == [(10, 12), (14, 18), (2, 5)] and all_runs - (12 + 18 + 5) == 4
     assert all_runs == 39
     assert ("Four of PPO's 39 runs never won (0.9 for five iterations); of the others most collapsed "
-            "(below; with other starting models 2 of 5).") in section
+            "(with other starting models 2 of 5).") in section
 
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
