@@ -607,7 +607,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over = watch(row, trajs, learned, models, cfg) or over or STOP  # read once: checkpoint and end must agree
+            over |= bool(STOP)  # read once, before `watch`: row, checkpoint, end, and other processes must agree
+            over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)

@@ -127,9 +127,9 @@ def test_interrupt_in_a_notebook_keeps_what_was_trained(tmp_path, monkeypatch):
         if row["iteration"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
     out = tmp_path / "run"
-    assert len(train(f"{SMALL} --out {out}", watch=watch)) == 2
-    assert seen == [0, 1] and signal.getsignal(signal.SIGINT) is before
-    assert len(train(f"--resume {out} --iterations 2")) == 3, "an old signal does not stop it"
+    assert len(train(f"{SMALL} --out {out}", watch=watch)) == 3, "in `watch` processes agree whether to go on: it is too late then"
+    assert seen == [0, 1, 2] and signal.getsignal(signal.SIGINT) is before
+    assert len(train(f"--resume {out} --iterations 3")) == 4, "an old signal does not stop it"
 
 
 def test_a_second_interrupt_does_not_wait(tmp_path):
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_another_model_does_not_fit(half, run, tok, tmp_path):
     about = json.loads((run / "config.json").read_text())
     about["model"] = save(tmp_path / "other", random_llama(len(tok), hidden_size=16), tok)
     (run / "config.json").write_text(json.dumps(about))
-    assert "trainer.pt cannot be used: put it back or start anew" in fails(f"--resume {run}")
+    assert "trainer.pt cannot be used. Same --algo and recipe? Else put it back or start anew" in fails(f"--resume {run}")
     assert (run / "log.jsonl").read_bytes() == (half / "log.jsonl").read_bytes()
 
 
