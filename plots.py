@@ -21,21 +21,20 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # the columns of log.jsonl that are drawn: their titles, and what to look for
-    "reward": "mean return (training)",  # -0.1 a turn if no answer is valid
+LOOKS = {  # the columns of log.jsonl that are drawn: title; what to look for
+    "reward": "mean return (training); -0.1 a turn: no answer is valid",
     "success": "success (training)",
-    "valid": "share of valid turns",  # a lasting fall is the plainest sign of a collapse
-    "reward_std": "in-group return std",  # 0: all episodes of a group end alike, nothing to compare
-    "entropy": "entropy per token",  # falls while the model makes up its mind
-    "grad_norm": "gradient norm",  # mean of the updates; small when all is learnt
-    "grad_norm_max": "largest gradient norm",  # most spikes are harmless, but a collapse may follow one
-    "kl": "log pi_old - log pi_ref",  # mean per token: how far the model is from the one before training
-    "response_length": "tokens per episode",
-    "think_length": "words per thought",  # near 0: thoughts are empty
-    "distinct": "different thoughts / thoughts",  # near 0, the *echo*: the same thought in every episode
-    "seconds": "seconds so far",
+    "valid": "share of valid turns; a lasting fall: a collapse",
+    "reward_std": "in-group return std; 0: nothing to compare",
+    "entropy": "entropy per token; falls as the model decides",
+    "grad_norm": "gradient norm; small when all is learnt",
+    "grad_norm_max": "largest gradient norm; a collapse may follow a spike",
+    "kl": "log pi_old - log pi_ref; distance from the first model",
+    "response_length": "tokens per episode; fewer: it ends sooner",
+    "think_length": "words per thought; near 0: thoughts are empty",
+    "distinct": "different thoughts / thoughts; near 0: an echo",
 }
-DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # success: see evaluations
+DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
@@ -148,7 +147,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         for number, (label, run) in enumerate(runs.items()):
             draw_run(ax, metric, run, label, f"C{number}")
         finish_panel(ax, metric)
-    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: average)" for run in runs.values()}
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: smoothed)" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")
     with or_say(f"cannot write {out}"):
@@ -168,7 +167,8 @@ def draw_run(ax, metric, run, label, color):
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)  # 95%
     for level, name in zip(yardsticks_of(run, metric), ("random", "optimal")):
         ax.axhline(level, color="0.4", lw=1, ls=":")
-        ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
+        ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom" if level < 0.9 else "top",
+                transform=ax.get_yaxis_transform())
 
 
 def yardsticks_of(run, metric):  # -> success of random and of optimal play, if they are known
@@ -176,7 +176,7 @@ def yardsticks_of(run, metric):  # -> success of random and of optimal play, if 
 
 
 def finish_panel(ax, metric):
-    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}"))
+    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}").replace("; ", "\n"))
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
         ax.set_ylim(0, 1.05)

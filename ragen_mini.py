@@ -72,7 +72,7 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 
 @dataclass
-class Config:  # None: filled in by __post_init__, from FOR_TINY or FOR_OTHERS and from STARPO or STARPO_S
+class Config:  # None: depends on the model, or on --starpo-s (filled in by __post_init__)
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -104,7 +104,7 @@ class Config:  # None: filled in by __post_init__, from FOR_TINY or FOR_OTHERS a
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
-    eval_only: bool = False  # evaluate --model and stop
+    eval_only: bool = False  # evaluate --model, show its first episode, and stop
     play: int = None  # show one episode of --model in this level, and stop
     save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
@@ -120,14 +120,14 @@ class Config:  # None: filled in by __post_init__, from FOR_TINY or FOR_OTHERS a
         for name, value in presets.items():
             if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
+        need(self.temperature > 0, f"--temperature {self.temperature}: it must be above 0, or the model never explores")
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
-        need(self.temperature > 0, "--temperature 0: it must be above 0, or the model never explores")
         for name in ("keep", "gamma", "lam", "success_rate"):
             need(getattr(self, name) <= 1, f"{name} {getattr(self, name)}: at most 1")
-        need(self.keep < 1 or not self.starpo_s, "--starpo-s, keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
@@ -612,8 +612,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
-            if i > 0:
-                bar.set_postfix(success=row["success"], valid=row["valid"])
+            if i:
+                bar.set_postfix(train_success=row["success"], valid=row["valid"])
                 bar.update()
             if over:
                 break
@@ -621,7 +621,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal.signal(signal.SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"{plots.curves([cfg.out])}; log.jsonl, samples.jsonl, checkpoint/; to go on: --resume {cfg.out}")
+    print(f"curves: {plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; to go on: --resume {cfg.out}")
     return rows, models
 
 
@@ -663,7 +663,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
 
 
-def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two whole episodes
+def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few whole episodes
     cfg = replace(cfg, temperature=EVAL_TEMPERATURE)
     seeds = envs.EVAL_SEEDS[:cfg.eval_prompts] if cfg.play is None else (cfg.play,)
     trajs = []
@@ -675,10 +675,10 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; two who
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, optimal = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
     with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
-        tqdm.write(f"iteration {i}: {world} {envs.with_interval(success, len(trajs))}  "
+        tqdm.write(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
                    f"random {random:.2f}  optimal {optimal:.2f}")
     samples = []
-    for traj in trajs[:2]:
+    for traj in trajs[:8]:
         text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"
         samples.append(dict(iteration=i, env=world, turns=traj.turns, text=text))
     return {"eval": {world: success}, "yardsticks": {world: [random, optimal]}}, samples
@@ -692,7 +692,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: try tiny, a folder, a hub id; or --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, hub id, device? Try --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
@@ -745,7 +745,7 @@ def save(models, cfg):
 
 
 def restore(models, run):  # -> the log when it was saved
-    with or_say(f"{run}/checkpoint/trainer.pt cannot be used: put it back or start anew. Same --algo and recipe?"):
+    with or_say(f"{run}/checkpoint/trainer.pt cannot be used. Same --algo and recipe? Else put it back or start anew"):
         state = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
@@ -785,8 +785,8 @@ if __name__ == "__main__":
         if cfg.trains:
             train(cfg)
         else:
-            for sample in evaluate(0, load_models(cfg), cfg)[1]:
-                print(sample["text"])
+            _, samples = evaluate(0, load_models(cfg), cfg)
+            print(samples[0]["text"])
     except KeyboardInterrupt:  # before or after training; while it trains: STOP
         sys.exit(130)
     except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback

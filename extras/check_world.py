@@ -99,7 +99,7 @@ def check(name, tok=None, horizon=10):
         print(f"  {hopeless} of {LEVELS} levels cannot be won in so many")
     tell_of_few_levels(env)
     if unknown:
-        print(f"  {len(unknown)} words of `render` look alike to the model: {' '.join(unknown)[:ALL_TEXT]}")
+        print(f"  the model does not know these words of `render`, and reads them all alike: {' '.join(unknown)[:ALL_TEXT]}")
 
 
 def check_levels(env):  # -> what `render` shows of many

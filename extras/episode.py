@@ -2,8 +2,8 @@
 
     python extras/episode.py RUN
 
-They are from RUN/samples.jsonl, which has the first two levels of every evaluation: that one of the two is shown whose
-return has changed more. Nothing is played.
+They are from RUN/samples.jsonl, which has the first eight levels of every evaluation: the one is shown whose return
+has changed most. Nothing is played.
 """
 import argparse
 import json
@@ -127,10 +127,12 @@ def write(ax, turn):  # what the model said, and what it earned
     thought = textwrap.shorten(plots.thought_of(turn), 4 * WORDS, placeholder=" ...")
     thought = textwrap.fill(thought, WORDS)
     ax.text(0, 1, thought, va="top", style="italic", transform=inside)
-    result = "(no valid answer)"
+    said = turn["answer"].partition("<answer>")[2] or "(no answer)"
     if turn["valid"]:
-        said = turn["answer"].partition("<answer>")[2]
-        result = textwrap.shorten(said.partition("</answer>")[0], WORDS, placeholder=" ...")
+        said = said.partition("</answer>")[0]
+    else:
+        said = f"invalid: {said}"
+    result = textwrap.shorten(said, WORDS, placeholder=" ...")
     result += f"\nreward {turn['reward']:g}"
     ax.text(0, 0.02, result, va="bottom", transform=inside, **BOLD)
 

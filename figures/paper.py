@@ -54,10 +54,11 @@ plots.LOOKS |= {  # of variants.py and extras/thoughts.py
     "mutual_information": "I(prompt; thought)",  # 0: thoughts ignore what was read
     "true_claims": "share of true claims"}
 COLUMNS = {*plots.LOOKS, "iteration", "eval", "updates", "clip_fraction", "value_loss",
-           "seconds_rollout", "seconds_update"} - {"seconds"}  # these are packed; Run makes the others anew
+           "seconds_rollout", "seconds_update"}  # these are packed; Run makes the others anew
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # iterations without updates have none
-TITLES = plots.LOOKS | {
+TITLES = {metric: look.partition(";")[0] for metric, look in plots.LOOKS.items()} | {
     "eval": "success",
+    "seconds": "seconds so far",
     "value_loss": "value loss",
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
 OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_at: does a count of lost runs depend on its definition?
@@ -438,7 +439,7 @@ def draw_signals(title, run, metrics, out):
     for ax, metric in zip(axes, metrics):
         x, y = run.series(metric)
         ax.plot(x, y, color="C0", lw=1)
-        ax.set_title(plots.LOOKS[metric], loc="left")
+        ax.set_title(TITLES[metric], loc="left")
         if metric in plots.LOG_AXIS:
             ax.set_yscale("symlog", linthresh=1e-4)
         ax.axvspan(lost_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)

@@ -60,7 +60,7 @@ def test_evaluation_on_other_worlds(tmp_path, folder, capsys):
     rows = run(tmp_path / "run", "--env", "sokoban", "--iterations", 1, model=folder, watch=elsewhere.watch)
     for row in rows:
         assert list(row["eval"]) == list(row["yardsticks"]) == ["sokoban", *others]
-    assert len((tmp_path / "run/samples.jsonl").read_text().splitlines()) == 2 * 3 * 2
+    assert len((tmp_path / "run/samples.jsonl").read_text().splitlines()) == 2 * 3 * 4
     assert capsys.readouterr().out.count(": sokoban_newvocab 0.") == 2
     assert plots.yardsticks_of(plots.load(tmp_path / "run"), "eval frozenlake") == rows[0]["yardsticks"]["frozenlake"]
 

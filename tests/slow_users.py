@@ -333,8 +333,8 @@ DAMAGE = [  # how, the command, what the user is told
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/tokenizer.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
-    (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used: put it back"),
-    (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used: put it back"),
+    (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used."),
+    (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used."),
     (without_template, "ragen_mini.py --model run", "has no chat template: take an instruction-tuned model")]
 
 

@@ -391,7 +391,7 @@ def test_what_it_says_of_a_good_world(command_line, capsys, tok):
     expected = f"{MINE}: success in 10 actions, random 0.33, optimal 1.00\n"
     assert capsys.readouterr().out == expected
     check(Guess, tok)
-    unknown = "  2 words of `render` look alike to the model: says sign\n"
+    unknown = "  the model does not know these words of `render`, and reads them all alike: says sign\n"
     assert capsys.readouterr().out == expected.replace(MINE, "Guess") + unknown
     command_line(MINE)
     assert capsys.readouterr().out == expected + unknown, "tiny is asked where no model is named"

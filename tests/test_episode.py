@@ -54,7 +54,7 @@ def test_an_unfinished_answer_and_an_unknown_world_are_drawn(tmp_path, drawn):
     one["turns"][0] |= dict(answer="<think>" + "word " * 200, valid=False)
     episode.episode(str(written(tmp_path, [one])))
     said = words(drawn[0])
-    assert "(no valid answer)\nreward -0.1" in said and any(text.endswith(" ...") for text in said)
+    assert "invalid: (no answer)\nreward -0.1" in said and any(text.endswith(" ...") for text in said)
 
 
 def test_a_run_without_samples_is_one_line(tmp_path):
