@@ -143,7 +143,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
                for name, report in reports.items()}
     first, second = success["told-seed1"], success["told-seed2"]
     told = [f"{success[0]:.2f} to {success[-1]:.2f}" for success in (first, second)]
-    assert "on the lake, in words ({}, {}) or as a map, no clear gain.".format(*told) in README
+    assert "on the lake, no clear gain." in README
     assert "from {} and {} in 40 iterations".format(*told) in page
     assert f"({second[1]:.2f} after ten iterations, {second[3]:.2f} after thirty)" in page
     assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4 and "Four of five seeds choose the better arm" in page
@@ -160,7 +160,7 @@ def test_readme_episode_is_a_real_one():
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
     fallen = re.findall(r"^    after \d+ +<think>(.*?)(?: \.\.\.)?$", README, re.M)
-    assert len(fallen) == 2 and all(answer in said for answer in fallen)
+    assert len(fallen) == 1 and fallen[0] in said
 
 
 def test_speed_tables_are_those_of_the_output():
@@ -192,51 +192,32 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("the Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
-    words = ("PPO (16)", "StarPO-S of 32 prompts (16)", "StarPO-S of 8 (4)", "two random prompts (4)")
+    words = ("PPO, 16", "StarPO-S of 32 prompts, 16", "StarPO-S, 4", "two random prompts, 4")
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
         updates = [row.get("updates", 0) for run in won for row in run.rows]
-        assert f"({max(updates)})" in name
+        assert name.endswith(f", {max(updates)}")
         first = [plots.Run(run.config, run.rows[:401]) for run in won]
         lost = [plots.peak_and_collapse(run)[1] is not None for run in first]  # as if they had ended there
-        low, high = ledger.exact_interval(sum(lost), len(won))
-        in_400 = f"{sum(lost)} of {len(won)}" + f" [{low:.2f}, {high:.2f}]" * (max(updates) == 4)
-        table.append(f"| {name} | {in_400} | {ledger.lost_by_updates(won)[-1]} |")
+        table.append(f"| {name} | {sum(lost)} of {len(won)} | {ledger.lost_by_updates(won)[-1]} |")
         assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] in table[-1], "the rule in updates counts as many"
         held.append(ledger.updates_held(won))
-    assert "\n".join(table) in section
-    said = []
+    assert all(row in section for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        said += [f"{ours.mean() - held[0].mean():.0f}", f"[{low:.0f}, {high:.0f}]"]
-    assert "StarPO-S lasts {} updates longer than PPO {}, of 32 prompts {} {} (planned).".format(*said) in section
-
-    others = []
-    for folder in ("tiny-b", "tiny-c"):
-        elsewhere = paper.parse(["starts"])
-        elsewhere.folder, elsewhere.model, elsewhere.seeds = ROOT / "figures" / folder, folder, 3
-        others += paper.runs_of("trap", "PPO", elsewhere)
-    counts, all_runs = [], 0
-    for runs in (paper.runs_of("trap", "PPO", args), paper.runs_of("trap, fresh seeds", "PPO, plain", args), others):
-        won = list(filter(ledger.has_won, runs))
-        counts.append((int(sum(ledger.lost(run, None) for run in won)), len(won)))
-        all_runs += len(runs)
-    assert counts == [(10, 12), (14, 18), (2, 5)] and all_runs - (12 + 18 + 5) == 4
-    assert all_runs == 39
-    assert ("Four of PPO's 39 runs never won (0.9 for five iterations); of the others most collapsed "
-            "(with other starting models 2 of 5).") in section
+        assert low < 0 < high and max(-low, high) > 1600 and "no benefit is shown**, nor excluded." in section
 
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
     assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)  # that it sinks: test_ledger.py
-    assert "At this rate success also sinks in five-turn games (Sokoban, lake), under both." in section
+    assert "Success also sinks in five-turn games, under both." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are invalid" in section
-    assert min(row["success"] for row in rows[30:310]) > 0.97, "soon it practically always chooses Engineer"
+    assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer: the answer is still right"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
-    assert "Thoughts converge, gradients shrink between spikes" in section
+    assert "Thoughts become alike; by 300" in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
