@@ -8,7 +8,8 @@ Everything that a run tells is written, at every evaluation, to figures/smollm2/
 settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain `generate`, before and
 after. The warm-started model and the run lie in runs/smollm2. The settings were tried on the bandit with seed 100. The
 lake has the bandit's, and is not learnt. `told` is the same lake in words (extras/told_lake.py), after forty lessons of
-the planner: tried with seeds 100 to 102, and without lessons with 1 and 2.
+the planner: tried with seeds 100 to 102, and without lessons with 1 and 2. `alone` is without lessons, with twice the
+episodes: tried with seed 101.
 """
 import argparse
 import contextlib
@@ -44,8 +45,9 @@ PASS = 4096  # tokens of a forward-backward pass, most of which are read in one 
 WORLDS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
     "lake": dict(env="frozenlake", iterations=40, eval_every=10),
-    "told": dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10)}
-TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "gentle lake, in words"}
+    "told": dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10),
+    "alone": dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8, update_size=64)}
+TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons", "alone": "in words, RL alone"}
 LESSONS = {"told": ["--lessons", "40", "--lesson-lr", "1e-4"]}  # of a planner, before the form
 
 
@@ -74,7 +76,8 @@ def run(world, seed, model, options=""):
         if "eval" in row:
             report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
             samples = lines_of(cfg.out, "samples.jsonl")
-            report["episodes"] = samples[:2] + samples[-2:]  # two of the first and of the last evaluation
+            last = [sample for sample in samples if sample["iteration"] == row["iteration"]]
+            report["episodes"] = samples[:2] + last[:2]  # of the first and of the last evaluation
             answers = report.setdefault("plain generate", [])
             answers[1:] = [plain_answer(models, cfg)]  # the first one stays
             report["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
