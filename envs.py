@@ -37,25 +37,6 @@ MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see find_level)
 
 
-class UserError(SystemExit):
-    """A user's mistake: it ends the program, with this message. It is not an Exception, so `or_say` lets it by."""
-
-
-def need(condition, message):
-    if not condition:
-        raise UserError(message)
-
-
-@contextlib.contextmanager
-def or_say(advice):  # turns any exception of a library into our advice, followed by the reason
-    try:
-        yield
-    except Exception as error:
-        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (with -X dev: all) are raised unchanged
-            raise
-        raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
-
-
 def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)
     down, right = MOVES[move]
     return cell[0] + times * down, cell[1] + times * right
@@ -70,7 +51,7 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 class Env:
     """After `reset` self.level is what stays fixed in an episode, self.state what changes. A world adds four methods:
         draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng. A
-                                       staticmethod, since find_level caches the level: only rng and draw_args count
+                                       staticmethod of these arguments alone, since find_level caches what it draws
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
@@ -385,6 +366,26 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
+
+
+# ---------------------------------------------------------------------------------------------- what users are told
+class UserError(SystemExit):
+    """A user's mistake: it ends the program, with this message. Not an Exception: `or_say` does not catch it."""
+
+
+def need(condition, message):
+    if not condition:
+        raise UserError(message)
+
+
+@contextlib.contextmanager
+def or_say(advice):  # turns any exception of a library into our advice, followed by the reason
+    try:
+        yield
+    except Exception as error:
+        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (with -X dev: all) are raised unchanged
+            raise
+        raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ LOOKS = {  # the columns of log.jsonl that are drawn: title; what to look for
     "valid": "share of valid turns; a lasting fall: a collapse",
     "reward_std": "in-group return std; 0: nothing to compare",
     "entropy": "entropy per token; falls as the model decides",
-    "grad_norm": "gradient norm; small when all is learnt",
+    "grad_norm": "gradient norm; before it is clipped to 1",
     "grad_norm_max": "largest gradient norm; a collapse may follow a spike",
     "kl": "log pi_old - log pi_ref; distance from the first model",
     "response_length": "tokens per episode; fewer: it ends sooner",
@@ -82,6 +82,35 @@ def append(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
         for x in dicts:
             file.write(json.dumps(x) + "\n")
+
+
+# ------------------------------------------------------------------------------------------ when did a run collapse?
+WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
+COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
+SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")
+
+
+def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: no collapse)
+    """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
+        iteration      1    2    3    4    5    6    7    8
+        success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
+        mean of two    .55  .95  1.0  0.8  .35  .05  0.0
+    The peak is at iteration 3, where the window with the highest mean, 1.0, begins; before it, success still rose. The
+    collapse is at 6, the first of three iterations in a row whose own success (not the mean) is below half of 1.0."""
+    iterations, success = run.series("success")
+    n = min(WINDOW, len(success))
+    means = np.convolve(success, np.ones(n) / n, "valid")
+    peak = means.argmax()
+    below_half = success < means[peak] / 2
+    for i in range(peak, len(success)):
+        next_ten = below_half[i:i + COLLAPSED_FOR]  # at the end of the run fewer: they suffice if it is dead
+        if next_ten.all() and (len(next_ten) == COLLAPSED_FOR or is_dead(run.rows)):
+            return iterations[peak], iterations[i]
+    return iterations[peak], None
+
+
+def is_dead(rows):  # ten iterations without an update: nothing changes the model any more, unless rewards are very rare
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
 
 
 # ------------------------------------------------------------------------------------------- a run and its curves
@@ -193,35 +222,6 @@ def moving_average(y, decay=0.8):  # divided by the sum of weights: else the fir
         weight = decay * weight + 1
         averages.append(total / weight)
     return np.array(averages)
-
-
-# ------------------------------------------------------------------------------------------ when did a run collapse?
-WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
-SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")
-
-
-def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: no collapse)
-    """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
-        iteration      1    2    3    4    5    6    7    8
-        success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
-        mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at iteration 3, where the window with the highest mean, 1.0, begins; before it, success still rose. The
-    collapse is at 6, the first of three iterations in a row whose own success (not the mean) is below half of 1.0."""
-    iterations, success = run.series("success")
-    n = min(WINDOW, len(success))
-    means = np.convolve(success, np.ones(n) / n, "valid")
-    peak = means.argmax()
-    below_half = success < means[peak] / 2
-    for i in range(peak, len(success)):
-        next_ten = below_half[i:i + COLLAPSED_FOR]  # at the end of the run fewer: they suffice if it is dead
-        if next_ten.all() and (len(next_ten) == COLLAPSED_FOR or is_dead(run.rows)):
-            return iterations[peak], iterations[i]
-    return iterations[peak], None
-
-
-def is_dead(rows):  # ten iterations without an update: nothing changes the model any more, unless rewards are very rare
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
 
 
 @matplotlib.style.context(STYLE)

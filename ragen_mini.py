@@ -13,7 +13,7 @@
 
 Words
     prompt      a level's initial state, as text; P of them in an iteration. group: the N episodes from one prompt
-    trajectory  an episode as tokens: message, answer, message, ...; B = P*N of them in a rollout; R: its return
+    trajectory  an episode as tokens: message, answer, message, ...; P*N of them in a rollout; R: its return
     turn        one message from the world and one answer from the model: a thought, then one or more actions
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
@@ -59,13 +59,13 @@ MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the 
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
-NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are, try a lower rate: --resume RUN --lr X"
+NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are: --resume RUN with a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (not to be nested): bf16, but fp32 weights
 
 
 # ------------------------------------------------------------------------------------------------- settings
 STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
-STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2: StarPO-S is these three values
+STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2. At default sizes clip_high is idle: one update
 FOR_TINY = dict(iterations=30, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_every=10)
 FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_every=20)
 NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that an algorithm does not use
@@ -83,13 +83,13 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
     starpo_s: bool = False  # StarPO-S: changes the next three settings
     keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
-    kl_coef: float = None  # weight of the KL penalty in the reward (0.001; with --starpo-s 0)
+    kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
     clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
     clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
-    entropy_coef: float = 0.001  # weight of the entropy bonus
+    entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: float = 1.0  # ppo: discount, per token that the model wrote
-    lam: float = 1.0  # ppo: lambda of GAE
+    lam: float = 1.0  # ppo: lambda of GAE. 1 goes by the rewards that came, 0 by the critic's next forecast
     adv_norm: str = "std"  # grpo: subtract the group's mean and divide by its std (std, eq. 5), or only subtract (mean)
     update_size: int = 32  # E: trajectories per update
     epochs: int = 1  # passes over the trajectories of an iteration
@@ -214,7 +214,7 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the model's chat template, then the first tag of the answer.
     NOTE: a later message follows an answer whose ids must stay as sampled: encoding its text again may change them. So
-    we render a short conversation with the dummy answer "(seam)", and keep what comes after it (without a seam, all):
+    we render a short conversation with the dummy answer "(seam)", and keep what comes after it (first message: all):
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; begins with the end of a turn"""
     chat = [{"role": "user", "content": text}]
@@ -366,13 +366,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 # --------------------------------------------------------------- which episodes, and how good was each token
-def learn(trajs, models, cfg, seed, **own):  # P*N trajectories -> the batch they became, statistics of its steps
+def learn(trajs, models, cfg, seed, **own):  # P*N trajectories -> the batch they became, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
-    batch = compute_advantages(chosen, R[kept], models, cfg, **own)  # gae or of_group of your own
+    batch = compute_advantages(chosen, R[kept], models, cfg, **own)  # own: another gae or of_group
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -389,7 +389,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: skip the updates if all returns (PPO) or those within every group (GRPO) are equal."""
+    """Not in the paper: equal returns (PPO: all; GRPO: within every group) teach only noise, so skip the updates."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
@@ -412,10 +412,9 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v is the critic's forecast of the rewards still to come, made before the
-    token is written; next: the next column *whose token the model wrote*. At gamma = lambda = 1, the default,
-    A_t = rewards to come - v_t. In collate's example:
-                                               column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
+    """Generalised advantage estimation (PPO). v: the critic's forecast of the rewards to come, before the token is
+    written; next: the next column *whose token the model wrote*. At gamma = lambda = 1, A_t = rewards to come - v_t.
+                                     collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
@@ -444,9 +443,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A = what came - what was expected. A forecast made before the token does not change the mean gradient, because
-    grad log pi is 0 on average; a group's mean includes R, which scales the gradient by (N-1)/N (tutorial, part 3). The
-    KL penalty (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref); ref: before training."""
+    """A = what came - what was expected. Subtracting a forecast made before the token keeps the mean gradient: grad log
+    pi averages 0. A group's mean contains R itself: the gradient shrinks to (N-1)/N (tutorial, part 3). The KL penalty
+    (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -457,7 +456,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0 and std 1, so that MAX_GRAD_NORM means the same everywhere; noise grows, too
+        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. Where they hardly differ, noise grows
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -506,7 +505,7 @@ def make_optimizer(policy, critic, cfg):
     return torch.optim.Adam([{"params": network.parameters(), "lr": lr} for network, lr in networks if network])
 
 
-def take_step(models, cfg):  # -> length of the policy's gradient
+def take_step(models, cfg):  # -> length of the policy's gradient, before it is clipped
     networks = [network for network in (models.policy, models.critic) if network]  # gradients are clipped separately
     norms = [nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item() for network in networks]
     need(np.isfinite(norms).all(), NOT_FINITE)
@@ -516,14 +515,14 @@ def take_step(models, cfg):  # -> length of the policy's gradient
 
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO) or 6 (GRPO): they have the same form. In the first update after a rollout every ratio is 1, and
-    the gradient is that of -A log pi, the policy gradient. Later, clipping zeroes it where a token moved far enough:
+    """Minus eq. 4 (PPO) or 6 (GRPO), which have one form, minus the entropy bonus. In the first update after a rollout
+    every ratio is 1: the gradient is that of -A log pi. Later, clipping zeroes it where a token moved far enough:
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
-    NOTE: only the gradient of this loss matters. Its value tells nothing: at ratio 1 its mean is about -mean(A)."""
+    NOTE: only the gradient of this loss matters. Its value tells nothing: at ratio 1 its mean is -mean(A) and a bit."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -607,7 +606,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP)  # read once, before `watch`: row, checkpoint, end, and other processes must agree
+            over |= bool(STOP)  # read once: a Ctrl-C during `watch` waits for the next iteration
             over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?

@@ -82,7 +82,7 @@ def test_readme_commands_are_understood(tmp_path, monkeypatch):
     (run / "checkpoint").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"env": "frozenlake", "model": "tiny"}))
     asked = [argv for argv in commands("ragen_mini.py") if argv != ["--help"]]
-    assert len(asked) == 4 and all(rm.parse_config(argv + ["--device", "cpu"]) for argv in asked)
+    assert len(asked) == 3 and all(rm.parse_config(argv + ["--device", "cpu"]) for argv in asked)
     assert all((ROOT / argv[0].split(":")[0]).exists() for argv in commands("extras/check_world.py"))
     for name in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / name).exists(), name
@@ -159,8 +159,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    fallen = re.findall(r"^    after \d+ +<think>(.*?)(?: \.\.\.)?$", README, re.M)
-    assert len(fallen) == 1 and fallen[0] in said
+    assert "Let me Let ," in said and "the thought is gibberish (`Let me Let ,`)" in README
 
 
 def test_speed_tables_are_those_of_the_output():
@@ -210,14 +209,14 @@ def test_readme_findings_are_those_of_the_ledger():
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
     assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)  # that it sinks: test_ledger.py
-    assert "Success also sinks in five-turn games, under both." in section
+    assert "Five-turn games sink under PPO and StarPO-S." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are invalid" in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are invalid. So all returns are equal" in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer: the answer is still right"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
-    assert "Thoughts become alike; by 300" in section
+    assert "Thoughts become alike; by 300 the thought" in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
