@@ -279,10 +279,10 @@ def test_what_the_page_says_of_equal_updates():
             fives = [np.mean(success[i:i + 5]) for i in range(len(success) - 4)]
             if max(fives) < 0.9:
                 continue  # never won
-            bad_from = [row["iteration"] for row in run.rows if row["iteration"] == plots.peak_and_collapse(run)[1]]
-            made = sum(row["updates"] for row in run.rows if row["iteration"] and (not bad_from or row["iteration"] < bad_from[0]))
-            held[method].append(made if bad_from else 6400)
-            assert bad_from or len(success) in (400, 1600), "not lost: it was trained to the end"
+            _, lost_at = plots.peak_and_collapse(run)
+            made = sum(row["updates"] for row in run.rows[1:lost_at])
+            held[method].append(6400 if lost_at is None else made)
+            assert lost_at is not None or len(success) in (400, 1600), "not lost: it was trained to the end"
         lost[method] = f"{sum(x < 6400 for x in held[method])} of {len(held[method])}"
     assert list(lost.values()) == ["14 of 18", "16 of 20", "16 of 20", "15 of 16"]
     ppo, of_32, ours, _ = map(np.array, held.values())
