@@ -389,7 +389,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: equal returns (PPO: all; GRPO: within every group) teach only noise, so skip the updates."""
+    """Not in the paper: where returns are equal (PPO: all; GRPO: in every group), noise and KL are left: no update."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
@@ -443,9 +443,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A = what came - what was expected. Subtracting a forecast made before the token keeps the mean gradient: grad log
-    pi averages 0. A group's mean contains R itself: the gradient shrinks to (N-1)/N (tutorial, part 3). The KL penalty
-    (App. B.2) is part of the reward: r_t -= kl_coef * (log pi_old - log pi_ref)."""
+    """A = rewards that came after the token - what was expected before it. The mean of A * grad log pi is the gradient
+    of the mean return, with or without the second term (grad log pi averages 0), which only lessens noise. A group's
+    mean contains R: (N-1)/N is left (tutorial, part 3). KL price (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -515,8 +515,8 @@ def take_step(models, cfg):  # -> length of the policy's gradient, before it is 
 
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO) or 6 (GRPO), which have one form, minus the entropy bonus. In the first update after a rollout
-    every ratio is 1: the gradient is that of -A log pi. Later, clipping zeroes it where a token moved far enough:
+    """Minus eq. 4 (PPO) or 6 (GRPO), both min(ratio A, clip(ratio) A), minus the entropy bonus. At first every ratio is
+    1 and the gradient that of -A log pi. In later updates clipping zeroes it where a token moved far enough:
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -700,8 +700,8 @@ def load_models(cfg):
                 cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
-    first = begin(cfg.env, 0, 0, 0, tok, cfg).ids
-    longest = cfg.max_turns * (len(first) + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
+    message_length = len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + 16  # 16: the line that tells the reward
+    longest = cfg.max_turns * (message_length + cfg.max_new_tokens)
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
     need(longest <= room, f"episodes take up to {longest} tokens, {cfg.model} {room}: lower --max-new-tokens or turns")
     return Models(policy, critic, ref, make_optimizer(policy, critic, cfg), tok)
@@ -711,7 +711,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     """Makes a new folder, so that no run is overwritten; with --resume, takes that run's folder and its saved log."""
     log = restore(models, cfg.resume) if cfg.resume else ""
     need(log.count("\n") <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
-    name = f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' * cfg.starpo_s}-seed{cfg.seed}"
+    name = f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' if cfg.starpo_s else ''}-seed{cfg.seed}"
     out = wanted = Path(cfg.resume or cfg.out or name)
     number = 1
     while out.exists() and not cfg.resume:
