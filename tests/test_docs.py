@@ -136,9 +136,9 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
             for said in report["plain generate"]:
                 answer = said.split("assistant\n")[1].removesuffix("<|im_end|>")
                 assert f"`{answer}`" in page
-    assert steps[-2:] == [20, 15] and (min(steps[:-2]), max(steps[:-2])) == (15, 25) and "valid in 15 to 25 steps" in page
+    assert steps[-2:] == [20, 15] and (min(steps[:-2]), max(steps[:-2])) == (15, 25) and "valid in 15 to 25 steps" in page and "form in 20 and 15 steps" in page
     assert 60 < min(warmed) and max(warmed) < 300 and "(one to five minutes on one CPU thread)" in page
-    assert sorted(minutes) == [11, 17] and "11 and 17 minutes" in page
+    assert minutes[-2:] == [17, 11] and "17 and 11 minutes" in page
     success = {name: [list(row["eval"].values())[0] for row in report["rows"] if "eval" in row]
                for name, report in reports.items()}
     first, second = success["told-seed1"], success["told-seed2"]
@@ -150,7 +150,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert max(success[f"bandit-seed{seed}"][0] for seed in range(1, 6)) == pytest.approx(0.95, abs=0.005)
     assert "RL took SmolLM2-135M to 1.00 on the bandit in four of five seeds (once from 0.95)" in README
     assert all(row["eval"]["frozenlake"] < 0.2 for name in ("lake-seed1", "lake-seed2") for row in reports[name]["rows"] if "eval" in row)
-    assert "nothing is learnt: success stays below that of random play, 0.20." in page
+    assert "nothing is learnt: success does not rise above that of random play, 0.20." in page
     second = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
     assert np.mean([success in (0, 0.25, 0.5, 0.75, 1) for success in second]) > 0.6, "all of a level choose alike"
 
@@ -209,7 +209,7 @@ def test_readme_findings_are_those_of_the_ledger():
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
     assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)  # that it sinks: test_ledger.py
-    assert "Five-turn games sink under PPO and StarPO-S." in section
+    assert "At 2e-3 five-turn games sink under both, too." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are invalid. So all returns are equal" in section
