@@ -47,7 +47,7 @@ WORLDS = {
     "lake": dict(env="frozenlake", iterations=40, eval_every=10),
     "told": dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10),
     "alone": dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8, update_size=64)}
-TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons", "alone": "in words, RL alone"}
+TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons", "alone": "in words, no lessons"}
 LESSONS = {"told": ["--lessons", "40", "--lesson-lr", "1e-4"]}  # of a planner, before the form
 
 
@@ -125,7 +125,8 @@ def write(report, file):
 
 # ------------------------------------------------------------------------------------------------ picture, table
 def load():  # -> {"bandit-seed1": report}
-    return {file.stem: json.loads(file.read_text()) for file in sorted(DATA.glob("*.json"))}
+    files = [file for world in WORLDS for file in sorted(DATA.glob(f"{world}-seed*.json"))]
+    return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 def table(reports):  # -> Markdown
@@ -154,9 +155,10 @@ def draw(reports, out):
     for place, world in enumerate(worlds, 1):
         ax = fig.add_subplot(1, len(worlds), place)
         of_world = [report for name, report in reports.items() if name.startswith(world)]
-        for number, report in enumerate(of_world):
+        for report in of_world:
             run = plots.Run(report["settings"], report["rows"])
-            plots.draw_run(ax, metric_of(report), run, f"seed {run.config['seed']}", f"C{number}")
+            seed = run.config["seed"]
+            plots.draw_run(ax, metric_of(report), run, f"seed {seed}", f"C{seed - 1}")
         plots.finish_panel(ax, metric_of(report))
         ax.set_title(TITLES[world])
     most = max(fig.axes, key=lambda ax: len(ax.get_legend_handles_labels()[0]))

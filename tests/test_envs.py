@@ -416,3 +416,46 @@ def test_advice_is_one_line_and_developers_see_where():
         pass
     with pytest.raises(OutOfMemoryError), envs.or_say("another model"):
         raise OutOfMemoryError("the model is right, the card too small")
+
+
+def matrices():  # of the lake's evaluation levels -> start (128,17), reward (128,4,17), move (128,4,17,17); the last state: over
+    starts, rewards, moves, goals = np.zeros((128, 17)), np.zeros((128, 4, 17)), np.zeros((128, 4, 17, 17)), []
+    cells = list(itertools.product(range(4), repeat=2))
+    for level, seed in enumerate(envs.EVAL_SEEDS[:128]):
+        lake = envs.make("frozenlake")
+        lake.reset(seed, options={"episode": 0})
+        starts[level, cells.index(lake.state)] = 1
+        goals.append(lake.level["goal"])
+        moves[level, :, 16, 16] = 1
+        for (place, cell), (number, action) in itertools.product(enumerate(cells), enumerate(lake.actions)):
+            for chance, new, gained, over in lake.outcomes(cell, action):
+                rewards[level, number, place] += chance * gained
+                moves[level, number, place, 16 if over else cells.index(new)] += chance
+    return starts, rewards, moves, goals
+
+
+def test_what_one_wins_on_the_lake_without_reading_all():
+    """Yardsticks between random and optimal play: the best of all ten moves that ignore the state; to the goal, blind to holes."""
+    starts, rewards, moves, goals = matrices()
+    first, then = [(0.0, starts)], [np.zeros_like(starts)]  # all five moves: won by them, where one then is; won from each state
+    for _ in range(5):
+        first = [(won + (at * rewards[:, a]).sum(1).mean(), np.einsum("ls,lst->lt", at, moves[:, a])) for won, at in first for a in range(4)]
+        then = [rewards[:, a] + np.einsum("lst,lt->ls", moves[:, a], value) for value in then for a in range(4)]
+    won, at = zip(*first)
+    both = np.reshape(at, (1024, -1)) @ np.reshape(then, (1024, -1)).T / 128
+    blind = (both + np.array(won)[:, None]).max()
+
+    won, at = 0.0, starts
+    for _ in range(10):
+        new = np.zeros_like(at)
+        for level, (row, column) in enumerate(goals):
+            for place in range(16):
+                down, right = row - place // 4, column - place % 4
+                a = (3 if down < 0 else 1) if down else (0 if right < 0 else 2)  # rows first; Left, Down, Right, Up
+                won += at[level, place] * rewards[level, a, place] / 128
+                new[level] += at[level, place] * moves[level, a, place]
+            new[level, 16] += at[level, 16]
+        at = new
+    assert (blind, won) == (pytest.approx(0.29, abs=0.005), pytest.approx(0.64, abs=0.005))
+    page = (ROOT / "extras/README.md").read_text()
+    assert "moves that ignore the state win at most 0.29, walking to the goal without a look at holes 0.64" in page
