@@ -1,4 +1,4 @@
-"""All that needs a GPU, without network (nine minutes are the aim); what it prints goes into tests/README.md.
+"""All that needs a GPU, without network (nine minutes are the aim); what it prints goes into extras/README.md.
 
     python extras/gpu.py                            a random model of Qwen2.5-0.5B's shape: no weights are needed
     python extras/gpu.py --model SmolLM2-FOLDER     a real one
