@@ -161,8 +161,11 @@ def draw(reports, out):
             plots.draw_run(ax, metric_of(report), run, f"seed {seed}", f"C{seed - 1}")
         plots.finish_panel(ax, metric_of(report))
         ax.set_title(TITLES[world])
-    most = max(fig.axes, key=lambda ax: len(ax.get_legend_handles_labels()[0]))
-    fig.legend(*most.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    shown = {}  # by seed, once
+    for ax in fig.axes:
+        handles, labels = ax.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles))
+    fig.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
     fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, on 128 evaluation levels")
     paper.save(fig, out)
     return out
