@@ -78,7 +78,7 @@ class Env:
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
     def bonus(self, turn):  # turn: dict of state, answer, valid, tokens; self.state: before its actions
-        """Extra reward for what an answer *says*, besides what its actions earn. The model is not told about it."""
+        """For worlds of your own: a reward for what an answer *says*, besides its actions'. The model is not told."""
         return 0.0
 
 

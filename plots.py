@@ -22,7 +22,7 @@ import envs
 from envs import need, or_say
 
 LOOKS = {  # the columns of log.jsonl that are drawn: title; what to look for
-    "reward": "mean return (training); -0.1 a turn: no answer is valid",
+    "reward": "mean return (training); an invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns; a lasting fall: a collapse",
     "reward_std": "in-group return std; 0: nothing to compare",
@@ -156,7 +156,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended early: ten iterations of equal returns teach nothing (collapsed? try a lower --lr)")
+            print(f"{label}: ended early, all returns are equal (no valid answer? Teach the form first. Else lower --lr)")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 

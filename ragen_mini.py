@@ -47,7 +47,7 @@ from tqdm import tqdm
 
 import envs
 import plots
-from envs import UserError, need, or_say
+from envs import need, or_say
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
@@ -59,7 +59,7 @@ MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the 
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
-NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are: --resume RUN with a lower --lr"
+NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (not to be nested): bf16, but fp32 weights
 
 
@@ -108,7 +108,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
     play: int = None  # show one episode of --model in this level, and stop
     save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run to continue; options given beside it change its settings (see parse_config)
+    resume: str = ""  # folder of a run to continue, with its settings (in Python: parse_config(["--resume", RUN]))
 
     def __post_init__(self):
         if Path(self.model, "checkpoint").is_dir():  # the folder of a run
@@ -389,7 +389,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: where returns are equal (PPO: all; GRPO: in every group), noise and KL are left: no update."""
+    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update would only learn noise, KL."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
@@ -443,9 +443,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A = rewards that came after the token - what was expected before it. The mean of A * grad log pi is the gradient
-    of the mean return, with or without the second term (grad log pi averages 0), which only lessens noise. A group's
-    mean contains R: (N-1)/N is left (tutorial, part 3). KL price (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
+    """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
+    mean of A * grad log pi is the gradient of the mean return; the second term only lessens noise, since grad log pi
+    averages 0 (tutorial, part 3). KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -481,7 +481,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E
 @autocast  # NOTE: on every step anew, because autocast caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """In parts that fit into memory: each is divided by the number of *all* tokens, so that they add up to one mean.
-    NOTE: so long episodes weigh more. Eq. 4 and 6 average each trajectory first, and all weigh the same."""
+    NOTE: all tokens weigh the same, as in the policy gradient; eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -522,7 +522,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
-    NOTE: only the gradient of this loss matters. Its value tells nothing: at ratio 1 its mean is -mean(A) and a bit."""
+    NOTE: only the gradient of this loss matters. Its value tells nothing: at ratio 1 its mean is that of -A."""
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv

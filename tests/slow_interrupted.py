@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import transformers
 
+import envs
 import plots
 import ragen_mini as rm
 from conftest import ROOT, random_llama, save
@@ -39,7 +40,7 @@ def train(flags, **seams):  # -> rows
 
 
 def fails(flags, **seams):  # -> what the user is told
-    with pytest.raises(rm.UserError) as error:
+    with pytest.raises(envs.UserError) as error:
         train(flags, **seams)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -100,7 +101,7 @@ def test_a_finished_run_says_so_and_nothing_changes(whole, tmp_path):
     out = shutil.copytree(whole, tmp_path / "run")
     cfg = settings(f"--resume {out}")
     before = copy.copy(cfg)
-    with pytest.raises(rm.UserError, match="is finished: give it more --iterations"):
+    with pytest.raises(envs.UserError, match="is finished: give it more --iterations"):
         rm.train(cfg)
     assert cfg == before
     assert_same(out, whole)
@@ -160,7 +161,7 @@ def test_a_poisoned_gradient_stops_before_the_step(run, whole, whose):
             weight = next(getattr(models, whose).parameters())
             weight.register_hook(lambda gradient: float("nan") * gradient)
         return rm.learn(trajs, models, cfg, seed)
-    with pytest.raises(rm.UserError, match="finite.*--resume"):
+    with pytest.raises(envs.UserError, match="finite.*--resume"):
         rm.train(cfg, models, learn=learn)
     assert len(rows_of(run)) == 4
     for part, old in zip((models.policy, models.critic, models.optimizer), before):
@@ -210,7 +211,7 @@ def test_a_checkpoint_of_another_model_does_not_fit(half, run, tok, tmp_path):
 
 def test_fewer_iterations_than_were_done_lose_nothing(run):
     before = rows_of(run)
-    with pytest.raises(rm.UserError, match="is finished"):
+    with pytest.raises(envs.UserError, match="is finished"):
         train(f"--resume {run} --iterations 1")
     assert rows_of(run) == before and len(saved_rows(run)) == 3 and settings(f"--resume {run}").iterations > 1
 

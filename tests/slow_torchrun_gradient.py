@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "extras"))
 
+import envs
 import ragen_mini as rm
 import torchrun
 
@@ -136,11 +137,11 @@ def test_a_signal_to_one_stops_all(tmp_path, monkeypatch):
 def test_too_many_processes(cfg, monkeypatch):
     monkeypatch.setitem(os.environ, "RANK", "0")
     monkeypatch.setattr(torchrun, "PROCESSES", 9)
-    with pytest.raises(rm.UserError, match="9 processes for --prompts 8"):
+    with pytest.raises(envs.UserError, match="9 processes for --prompts 8"):
         torchrun.join_others(cfg)
 
 
 def test_without_torchrun(cfg, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(rm.UserError, match="torchrun starts this script"):
+    with pytest.raises(envs.UserError, match="torchrun starts this script"):
         torchrun.join_others(cfg)

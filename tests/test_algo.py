@@ -402,7 +402,7 @@ def test_a_number_that_is_not_finite_never_reaches_the_weights(models, cfg, traj
     models.optimizer = rm.make_optimizer(models.policy, models.critic, cfg)
     before = copy.deepcopy(models.policy.state_dict())
     batch["adv"][0, batch["mask"][0].nonzero()[0]] = float("nan")
-    with pytest.raises(rm.UserError, match="not finite"):
+    with pytest.raises(envs.UserError, match="not finite"):
         rm.updates(batch, models, cfg, 0)
     assert equal(dict(before), dict(models.policy.state_dict()))
 
@@ -497,7 +497,7 @@ def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, mon
     for traj in trajs:
         traj.old_logp = [logp + 0.01 * own for logp, own in zip(traj.old_logp, traj.mask)]
     monkeypatch.setattr(rm, "autocast", torch.autocast("cuda", torch.bfloat16, enabled=False))
-    with pytest.raises(rm.UserError, match="differ by 0.01, not 0"):
+    with pytest.raises(envs.UserError, match="differ by 0.01, not 0"):
         rm.check_ratios(trajs, models, cfg)
     monkeypatch.setattr(rm, "autocast", torch.autocast("cpu", torch.bfloat16))
     rm.check_ratios(trajs, models, cfg)

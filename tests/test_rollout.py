@@ -296,7 +296,7 @@ def test_read_against_plain_passes_with_rows_that_wait(llama, tok, cfg):
 def test_a_model_whose_numbers_are_lost_stops_the_run(llama, tok, cfg):
     broken = copy.deepcopy(llama)
     broken.lm_head.weight.data[5] = float("nan")
-    with pytest.raises(rm.UserError, match="not finite"):
+    with pytest.raises(envs.UserError, match="not finite"):
         rm.rollout(SimpleNamespace(policy=broken, tok=tok), "bandit", [300], 1, cfg, 0)
 
 
@@ -313,7 +313,7 @@ def refused(players, cfg, spoil=lambda trajs: None):  # -> is it refused in one 
     spoil(trajs)
     try:
         rm.check_ratios(trajs, players, cfg)
-    except rm.UserError as error:
+    except envs.UserError as error:
         assert "log-probs" in str(error) and "\n" not in str(error)
         return True
     return False

@@ -192,11 +192,11 @@ def test_a_model_whose_updates_read_other_numbers_is_refused_in_the_first_iterat
         for traj in trajs:
             traj.reward[-1] += next(uneven) % 3
         return trajs
-    with pytest.raises(rm.UserError, match="log-probs") as error:
+    with pytest.raises(envs.UserError, match="log-probs") as error:
         rm.train(cfg, models, rollout=play)
     assert "\n" not in str(error.value) and rows_of(tmp_path / "run") == []
     cfg = replace(cfg, eval_every=0, out=str(tmp_path / "unevaluated"))
-    with pytest.raises(rm.UserError, match="log-probs"):
+    with pytest.raises(envs.UserError, match="log-probs"):
         rm.train(cfg, models, rollout=play)
     assert len(rows_of(cfg.out)) == 1, "no row of it is logged"
 
@@ -253,13 +253,13 @@ def test_nothing_is_overwritten(tmp_path, bandit):
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
-    with pytest.raises(rm.UserError, match="finished: give it more --iterations"):
+    with pytest.raises(envs.UserError, match="finished: give it more --iterations"):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
 def test_a_run_that_goes_on_keeps_its_world(bandit):
     """Or a model that has learnt one would be trained in another, and saved over itself."""
-    with pytest.raises(rm.UserError, match="keeps its world"):
+    with pytest.raises(envs.UserError, match="keeps its world"):
         rm.parse_config(["--resume", str(bandit[0]), "--env", "sokoban"])
 
 
@@ -272,7 +272,7 @@ def test_a_run_brings_its_settings(bandit):
 
 def test_starpo_s_beside_a_run_wants_its_three_values(bandit):
     """Which are the run's otherwise."""
-    with pytest.raises(rm.UserError, match="--keep 0.25 --kl-coef 0 --clip-high 0.28"):
+    with pytest.raises(envs.UserError, match="--keep 0.25 --kl-coef 0 --clip-high 0.28"):
         rm.parse_config(["--model", str(bandit[0]), "--starpo-s"])
 
 
@@ -289,7 +289,7 @@ def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1.0)):
-        with pytest.raises(rm.UserError, match="keep 1: add --keep"):
+        with pytest.raises(envs.UserError, match="keep 1: add --keep"):
             make()
 
 
@@ -323,7 +323,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
     mistakes = MISTAKES if torch.cuda.is_available() else [*MISTAKES, ("--device cuda", "CUDA")]
     for flags, says in mistakes:
         flags = flags.format(tmp=tmp_path / "empty", file=tmp_path / "file", base=base)
-        with pytest.raises((rm.UserError, OSError)) as error:
+        with pytest.raises((envs.UserError, OSError)) as error:
             rm.train(rm.parse_config(["--device", "cpu", "--out", str(tmp_path / "run"), *flags.split()]))
         assert says in str(error.value) and "\n" not in str(error.value), (flags, str(error.value))
 
@@ -331,7 +331,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
 @pytest.mark.parametrize("flags", ["--rollouts 0", "--keep -0.5", "--lr nan", "--lr -1", "--seed -1", "--iterations -1",
                                    "--max-turns 0", "--success-rate -0.5"])
 def test_numbers_that_make_no_sense(flags, tmp_path):
-    with pytest.raises(rm.UserError) as error:
+    with pytest.raises(envs.UserError) as error:
         rm.parse_config(flags.split())
     assert "\n" not in str(error.value) and flags.split()[0][2:].replace("-", "_") in str(error.value).replace("-", "_")
 
