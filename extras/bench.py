@@ -191,8 +191,7 @@ def memory_of(side):  # -> peak in MiB of a process that only does its side's wo
 def peak_memory(args):  # what that process does
     models, cfg = load(args)
     if args.memory_of == "read once":
-        rm.MICRO_TOKENS = recipes.READ_ONCE_TOKENS
-        recipes.share_beginning(models.policy)
+        recipes.read_messages_once(models)
     for i in range(2):
         iteration(args.memory_of, models, cfg, i)
     status = Path("/proc/self/status").read_text()  # Linux
@@ -229,13 +228,13 @@ def once(args):
     seeds = range(FIRST_SEED, FIRST_SEED + cfg.prompts)
     trajs = our_rollout(models, cfg, seeds, 0)
     decoder = models.policy.get_decoder()
-    plain, whole = decoder.forward, rm.MICRO_TOKENS
-    recipes.share_beginning(models.policy)
-    sides = {"as it is": (plain, whole), "read once": (decoder.forward, recipes.READ_ONCE_TOKENS)}
+    as_it_is = decoder.forward, rm.micro_batches
+    recipes.read_messages_once(models)
+    sides = {"as it is": as_it_is, "read once": (decoder.forward, rm.micro_batches)}
     times = {side: [] for side in sides}
     for i in range(args.rounds + 1):  # the first round warms up
         for side in sorted(sides, reverse=i % 2 == 0):
-            decoder.forward, rm.MICRO_TOKENS = sides[side]
+            decoder.forward, rm.micro_batches = sides[side]
             start = time.perf_counter()
             our_update(trajs, models, cfg, i)
             times[side].append(time.perf_counter() - start)

@@ -110,7 +110,7 @@ def muon(cfg):
 
 
 # ---------------------------------------------------------------------------------------------- other networks
-READ_ONCE_TOKENS = 8192  # of a pass of read_once, most of which are read in one row
+ONCE_TOKENS = 2 * rm.MICRO_TOKENS  # that a pass of read_once reads
 
 
 def lora(cfg):
@@ -126,13 +126,10 @@ def lora(cfg):
 
 
 def read_once(cfg):
-    """What all episodes of a pass begin with is read once in the update, too: pays where messages are long.
-    The same gradients, to rounding. A pass holds more episodes, whose answers alone take memory."""
-    rm.MICRO_TOKENS = READ_ONCE_TOKENS
+    """The first message of a group's episodes is read once in the update, too: pays where it is long.
+    The same gradients, to rounding."""
     models = rm.load_models(cfg)
-    for network in (models.policy, models.critic, models.ref):
-        if network:
-            share_beginning(network)
+    read_messages_once(models)
     return rm.train(cfg, models)
 
 
@@ -145,6 +142,33 @@ def bf16(cfg):
 
 def calculate_in_bf16(enabled=True):
     rm.autocast.__init__("cpu", torch.bfloat16, enabled)  # the object that decorates what is calculated, made anew
+
+
+def read_messages_once(models):
+    rm.micro_batches = alike_together
+    for network in (models.policy, models.critic, models.ref):
+        if network:
+            share_beginning(network)
+
+
+def alike_together(batch, rows):  # yields what rm.micro_batches yields
+    """A pass has rows of one first message, which counts once. Else as there: similar lengths, bounded memory."""
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()
+    of_message = {}  # first message: rows
+    for row in sorted(rows, key=length.__getitem__):
+        first = batch["mask"][row].int().argmax() + 1  # so many tokens have been read when the model begins to write
+        message = tuple(batch["inputs"][row, :first].tolist())
+        of_message.setdefault(message, []).append(row)
+    for message, group in of_message.items():
+        parts = [[]]
+        for row in group:  # the last of a part is its longest
+            tokens = len(message) + (len(parts[-1]) + 1) * (length[row] - len(message))  # if this row came, too
+            if parts[-1] and tokens > ONCE_TOKENS:
+                parts.append([])
+            parts[-1].append(row)
+        for some in parts:
+            columns = length[some[-1]]
+            yield some, {name: x[some, :columns] for name, x in batch.items()}
 
 
 def share_beginning(network):

@@ -41,7 +41,6 @@ from extras import mutants, recipes, warm_start
 RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5, max_new_tokens=60,
               eval_prompts=128, save_every=5, device="cpu")
-PASS = 4096  # tokens of a forward-backward pass, most of which are read in one row
 WORLDS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
     "lake": dict(env="frozenlake", iterations=40, eval_every=10),
@@ -84,8 +83,7 @@ def run(world, seed, model, options=""):
             write(report, DATA / f"{name}.json")
     models = rm.load_models(cfg)
     if cfg.max_turns == 1:  # the same gradients, in half the time; with more turns it gains nothing
-        recipes.share_beginning(models.policy)
-        rm.MICRO_TOKENS = PASS
+        recipes.read_messages_once(models)
     rm.train(cfg, models, watch=watch)
 
 

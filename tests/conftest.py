@@ -98,7 +98,7 @@ def random_folder(tmp_path_factory, tok, llama):
 
 @pytest.fixture
 def passes_as_before(monkeypatch):  # after recipes that change how much a pass reads, or how exactly
-    monkeypatch.setattr(ragen_mini, "MICRO_TOKENS", ragen_mini.MICRO_TOKENS)
+    monkeypatch.setattr(ragen_mini, "micro_batches", ragen_mini.micro_batches)
     autocast = dict(vars(ragen_mini.autocast))
     yield
     vars(ragen_mini.autocast).update(autocast)

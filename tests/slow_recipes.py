@@ -151,19 +151,22 @@ def test_the_command_line(cfg, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("env", ["bandit", "frozenlake", "sokoban"])
 @pytest.mark.parametrize("rows", [range(0, 16, 2), range(8), [3], [5, 5]])
-def test_read_once_has_the_gradients_of_today(env, rows, cfg, monkeypatch):
-    """In policy and critic, the penalty of the reference included; groups whole or spread over updates; where only one row
-    is left, or rows are alike to the end."""
+@pytest.mark.parametrize("tokens", [2048, 100])
+def test_read_once_has_the_gradients_of_today(env, rows, tokens, cfg, monkeypatch):
+    """In policy and critic, the penalty of the reference included; groups whole or spread over updates and over passes;
+    where only one row is left, or rows are alike to the end."""
+    plain = rm.micro_batches
+    monkeypatch.setattr(recipes, "ONCE_TOKENS", tokens)
+
     def of(wrapped):
         c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1)
         models = rm.load_models(c)
         trajs = rm.rollout(models, env, [300, 301], 8, c, 0)
         with torch.no_grad():
             models.ref.get_output_embeddings().weight += 0.1  # or its penalty were 0
+        rm.micro_batches = plain
         if wrapped:
-            monkeypatch.setattr(rm, "MICRO_TOKENS", 8192)
-            for network in (models.policy, models.critic, models.ref):
-                recipes.share_beginning(network)
+            recipes.read_messages_once(models)
         batch = rm.compute_advantages(trajs, rm.returns(trajs, c), models, c)
         stats = rm.add_gradients(batch, list(rows), models, c)
         weights = [weight for network in (models.policy, models.critic) for weight in network.parameters()]
@@ -196,10 +199,13 @@ def equal_to(one, other):
 
 
 def test_read_once_reads_less(cfg, monkeypatch):
-    """The decoder sees the common beginning in one row."""
+    """The decoder sees each first message in one row; where that makes too many tokens, rows of one message are divided,
+    the longest ones together."""
     c = cfg("--env", "bandit", "--algo", "grpo", "--kl-coef", 0)
     models = rm.load_models(c)
-    trajs = rm.rollout(models, "bandit", [300, 301], 8, c, 0)
+    trajs = rm.rollout(models, "bandit", [300, 301, 302, 303], 4, c, 0)
+    messages = {tuple(traj.ids[:traj.mask.index(True)]) for traj in trajs}
+    assert len(messages) == 2, "the two orders of the arms"
     read = []
     decoder = models.policy.get_decoder()
     plain = decoder.forward
@@ -208,10 +214,20 @@ def test_read_once_reads_less(cfg, monkeypatch):
         read.append(tuple(input_ids.shape))
         return plain(input_ids=input_ids, **options)
     decoder.forward = spy
-    recipes.share_beginning(models.policy)
-    monkeypatch.setattr(rm, "MICRO_TOKENS", 8192)
+    recipes.read_messages_once(models)
     batch = rm.collate(trajs, "cpu")
-    rm.on_grid(lambda part: rm.token_logps(models.policy, part, c)[0], batch)
-    (one, shared), (b, rest) = read
-    assert (one, b) == (1, 16) and shared + rest <= batch["inputs"].shape[1]
-    assert shared > 5 and all(traj.ids[:shared] == trajs[0].ids[:shared] for traj in trajs)
+
+    def look():
+        read.clear()
+        rm.on_grid(lambda part: rm.token_logps(models.policy, part, c)[0], batch)
+        return list(zip(read[::2], read[1::2]))
+    passes = look()
+    assert len(passes) == 2 and sum(b for _, (b, _) in passes) == 16
+    for (one, shared), (_, rest) in passes:
+        assert one == 1 and shared >= min(map(len, messages)) and shared + rest <= batch["inputs"].shape[1]
+    monkeypatch.setattr(recipes, "ONCE_TOKENS", 100)
+    passes = look()
+    assert len(passes) > 2 and sum(b for _, (b, _) in passes) == 16
+    for (_, shared), (b, rest) in passes:
+        message = max(len(message) for message in messages if len(message) <= shared)
+        assert b == 1 or message + b * (shared + rest - message) <= 100
