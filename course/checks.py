@@ -404,7 +404,7 @@ def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
     wrong = differing(yours, spec)
     for name in wrong:
         if name.endswith(" afterwards") and spec.get(name) == before.get(name):
-            return f"{name[:-11]!r} is another one afterwards: `x -= 1`, `x[0] = 1` change it, `x - 1` makes a new one"
+            return f"it changes its input {name[:-11]!r}: `x -= 1`, `x[0] = 1` do so, `x - 1` makes a new one"
     if wrong[0] not in yours:
         return f"there is no {wrong[0]!r}"
     return general_hint(yours[wrong[0]], spec.get(wrong[0]))

@@ -116,6 +116,7 @@ def score():
 SQUARES = {"#": "#555", "_": "#f4f4f4", "O": "#ffd9a0", "X": "#c07a2c",
            "√": "#8fd18f", "G": "#8fd18f", "P": "#9fc5ff", "S": "#9fc5ff"}
 CELL = "<td style='background:{};padding:2px 5px;text-align:center;white-space:nowrap'>{}</td>"
+TABLE = "<table style='font-size:{}px;margin:0 0 8px 0;background:#fff;color:#111'>{}</table>"  # also in a dark theme
 
 
 def html(text):  # -> shown by the notebook
@@ -128,7 +129,7 @@ def table(rows, size):  # rows of (colour, text)
     for row in rows:
         cells = [CELL.format(*cell) for cell in row]
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table style='font-size:{size}px;margin:0 0 8px 0'>{''.join(lines)}</table>"
+    return TABLE.format(size, "".join(lines))
 
 
 def board(env):
