@@ -220,7 +220,7 @@ def test_readme_findings_are_those_of_the_ledger():
     held, held_ppo = ([ledger.held(run, None) for world in ("trap, sokoban", "trap, gentle lake")
                        for run in paper.runs_of(world, method, args)] for method in ("StarPO-S", "PPO"))
     assert len(held) == len(held_ppo) == 16 and np.mean(held) < np.mean(held_ppo)  # that it sinks: test_ledger.py
-    assert "Five-turn games sink under both." in section
+    assert "In five-turn games success falls under both." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are invalid. So all returns are equal" in section
