@@ -1,8 +1,8 @@
-"""What tutorial.ipynb imports: the checks as a student meets them, pictures, and the spoilt runs of the bug hunt.
+"""What tutorial.ipynb imports: the checks as a student meets them, pictures, and the runs whose curves it shows.
 
     gae = use("gae", gae)       prints Yours / Spec; returns yours if it passes, else the shipped function
     earned("gae")               the graded cells end with this: an error where it did not pass
-    python course/course.py     trains the spoilt runs that course/tutorial.jsonl lacks (ten minutes for all)
+    python course/course.py     trains the runs that course/tutorial.jsonl lacks (twenty minutes for all)
 """
 import contextlib
 import inspect
@@ -20,7 +20,7 @@ from exercises import BUGS, EXERCISES
 import plots
 import ragen_mini
 
-SPOILT = COURSE / "tutorial.jsonl"
+LOGS = COURSE / "tutorial.jsonl"
 
 # -------------------------------------------------------------------------------------- used by the notebook
 RESULTS = {}  # name: did it pass?
@@ -71,12 +71,6 @@ def earned(name, good=True):
     if not (passed(name) and good):
         raise NoPoints(f"none of the {EXERCISES[name].points:g} yet, see above")
     print(f"{EXERCISES[name].points:g} of {EXERCISES[name].points:g} points")
-
-
-def quietly(function, *args):
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        return function(*args)
 
 
 def learned(rows):
@@ -222,33 +216,36 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     plt.show()
 
 
-# --------------------------------------------------------------------------- the spoilt runs of the bug hunt
-RUNS = {  # name: the bug, the algorithm
-    "right, ppo": (None, "ppo"),
-    "right, grpo": (None, "grpo"),
-    "returns": ("returns", "grpo"),
-    "compute_advantages": ("compute_advantages", "ppo"),
-    "sample": ("sample", "grpo"),
-    "take_turn": ("take_turn", "ppo")}
+# ------------------------------------------------------------- the runs of the bug hunt and of Exercise 15
+RUNS = {  # name: the bug, settings
+    "right, ppo": (None, dict(algo="ppo")),
+    "right, grpo": (None, dict(algo="grpo")),
+    "returns": ("returns", dict(algo="grpo")),
+    "compute_advantages": ("compute_advantages", dict(algo="ppo")),
+    "sample": ("sample", dict(algo="grpo")),
+    "take_turn": ("take_turn", dict(algo="ppo"))}
+for seed in range(8):
+    for norm in ("mean", "std"):  # of Exercise 15
+        RUNS[f"bandit, {norm}, {seed}"] = (None, dict(env="bandit", algo="grpo", adv_norm=norm, seed=seed))
 PACKED = ("iteration", "eval", "success", "reward_std", "entropy", "grad_norm", "value_loss", "valid")
 
 
-def spoilt_runs():  # -> {name: (config, rows)}
+def shipped_runs():  # -> {name: (config, rows)}
     runs = {}
-    if SPOILT.exists():
-        for line in SPOILT.read_text().splitlines():
+    if LOGS.exists():
+        for line in LOGS.read_text().splitlines():
             packed = json.loads(line)
             runs[packed["run"]] = packed["config"], packed["rows"]
     return runs
 
 
-def train_run(run, folder, iterations=20):  # -> config, rows
-    bug, algo = RUNS[run]
+def train_run(run, folder, **changes):  # -> config, rows
+    bug, settings = RUNS[run]
     right = {name: getattr(ragen_mini, name) for name in BUGS}
     if bug:
         mutant(right[bug], *BUGS[bug], names=vars(ragen_mini))  # it takes the right one's place
-    cfg = ragen_mini.Config(model="tiny", device="cpu", env="sokoban", algo=algo, iterations=iterations, eval_every=5,
-                            out=f"{folder}/run")
+    usual = dict(model="tiny", device="cpu", env="sokoban", iterations=20, eval_every=5, out=f"{folder}/run")
+    cfg = ragen_mini.Config(**usual | settings | changes)
     rows, _ = ragen_mini.train(cfg)
     vars(ragen_mini).update(right)
     rows = [{name: row[name] for name in PACKED if name in row} for row in rows]
@@ -257,10 +254,10 @@ def train_run(run, folder, iterations=20):  # -> config, rows
 
 def train_missing():
     for run in RUNS:
-        if run not in spoilt_runs():
+        if run not in shipped_runs():
             with tempfile.TemporaryDirectory() as folder:
                 config, rows = train_run(run, folder)
-            with open(SPOILT, "a") as file:
+            with open(LOGS, "a") as file:
                 file.write(json.dumps({"run": run, "config": config, "rows": rows}) + "\n")
 
 

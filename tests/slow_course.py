@@ -25,11 +25,10 @@ from staff.answers import RIGHT, SOLVED, WRONG, notebook, save
 
 ROOT = checks.ROOT
 # settings of one's own stay as they are
-SHORTER = {"train": ("SETTINGS | settings()", "SETTINGS | dict(iterations=2) | settings()"),
-           "train-paradox": ("iterations=20", "iterations=2")}
+SHORTER = {"train": ("SETTINGS | settings()", "SETTINGS | dict(iterations=2) | settings()")}
 
 
-TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray", "train-paradox")
+TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray")
 
 
 def test_all_cells_but_training_run(monkeypatch, capsys):
@@ -68,11 +67,11 @@ def test_every_usual_mistake_is_known(name):
     assert [words for words, _ in checks.usual_mistakes(exercises.EXERCISES[name])] == usual
 
 
-@pytest.mark.parametrize("name", course.RUNS)
+@pytest.mark.parametrize("name", [name for name in course.RUNS if not re.search("[1-7]", name)])  # the first seed of those of Exercise 15
 def test_the_curves_of_the_bug_hunt_are_of_this_program(name, tmp_path):
     """The first iteration is made again; another processor may round a few choices differently."""
     _, rows = course.train_run(name, tmp_path, iterations=2)
-    _, shipped = course.spoilt_runs()[name]
+    _, shipped = course.shipped_runs()[name]
     assert rows[1].keys() == shipped[1].keys()
     for column in rows[1]:
         assert rows[1][column] == pytest.approx(shipped[1][column], rel=0.1, abs=0.02), column
@@ -146,7 +145,7 @@ def test_run_all_with_the_shipped_functions():
     assert "shipped" not in outputs["plug-in"][0]["text"], "his own functions train"
     for picture in ("show-board", "show-mask", "show-advantages", "show-xray"):
         assert "text/html" in outputs[picture][-1]["data"]
-    for picture in ("show-spread", "show-clip", "show-returns", "show-paradox", "train-paradox", "show-collapse",
+    for picture in ("show-spread", "show-clip", "show-returns", "show-paradox", "paradox-curves", "show-collapse",
                     "show-run"):
         assert "image/png" in outputs[picture][-1]["data"]
 

@@ -320,7 +320,7 @@ def test_learned_needs_more_than_chance(monkeypatch, capsys):
 def test_zero_is_drawn(monkeypatch):
     """A logarithmic axis has no place for it."""
     monkeypatch.setattr(plt, "show", lambda: None)
-    runs = course.spoilt_runs()
+    runs = course.shipped_runs()
     course.draw_runs({"right": runs["right, ppo"], "with the bug": runs["sample"]}, ["reward_std", "grad_norm"])
     spread, norms = plt.gcf().axes
     assert spread.get_yscale() == "linear" and spread.get_ylim()[0] < 0 and spread.get_xlabel() == "iteration"
@@ -416,8 +416,8 @@ def test_what_moved_first_does_not_hang_on_the_rule():
         assert order == ["entropy", "valid", "reward_std"]
 
 
-def test_the_spoilt_runs_show_what_the_text_says():
-    runs = course.spoilt_runs()
+def test_the_shipped_runs_show_what_the_text_says():
+    runs = course.shipped_runs()
     last = {name: course.series(*run, "eval")[1][-1] for name, run in runs.items()}
     assert set(runs) == set(course.RUNS)
     assert not course.gained(last["returns"], last["right, grpo"] - 0.2) and course.gained(last["returns"],
@@ -426,3 +426,5 @@ def test_the_spoilt_runs_show_what_the_text_says():
     norms = {name: np.mean(course.series(*runs[name], "grad_norm")[1]) for name in ("right, ppo", "compute_advantages")}
     assert norms["compute_advantages"] > 2 * norms["right, ppo"]
     assert max(course.series(*runs["sample"], "reward_std")[1]) == 0 and last["take_turn"] < 0.2
+    risky = {norm: [last[f"bandit, {norm}, {seed}"] for seed in range(8)] for norm in ("mean", "std")}
+    assert min(risky["mean"][0], risky["std"][0]) > 0.9 and np.mean(risky["mean"]) > np.mean(risky["std"]) + 0.2
