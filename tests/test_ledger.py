@@ -428,6 +428,28 @@ def test_what_the_page_says_of_adams_memory():
                                   f"({fisher((10, 8)):.3f} without the seeds 10 to 12);") in (ROOT / "figures/CLAIMS.md").read_text()
 
 
+def test_what_the_page_says_of_the_usual_rate():
+    """The trap's updates at the default rate: none of ten is lost; Fisher's exact test of 0 of 10 and 16 of 20, by hand."""
+    args = paper.parse(["updates-rate"])
+    args.folder = ROOT / "figures/tiny"
+    runs = paper.runs_of("trap, usual rate", "PPO, plain", args)
+    trap = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
+    changed = {name for name in runs[0].config if runs[0].config[name] != trap[0].config.get(name)} - {"eval_every", "yardsticks"}
+    assert changed == {"lr"} and (runs[0].config["lr"], trap[0].config["lr"]) == (4e-4, 2e-3)
+    for run in runs:
+        assert ledger.has_won(run) and not ledger.lost(run, None) and sum(row.get("updates", 0) for row in run.rows) > 6000
+    assert len(runs) == 10 and sum(ledger.lost(run, None) for run in trap) == 16
+
+    def chance(k):  # that k of the 16 lost runs are among these ten
+        return math.comb(16, k) * math.comb(14, 10 - k) / math.comb(30, 10)
+    p = sum(chance(k) for k in range(11) if chance(k) <= chance(0) * (1 + 1e-9))
+    page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
+    assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
+    assert "(at the default none of ten such runs collapsed)" in (ROOT / "README.md").read_text()
+    different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
+    assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
+
+
 def came_back(run):
     _, lost_at = plots.peak_and_collapse(run)
     if lost_at is None:
