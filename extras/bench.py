@@ -1,7 +1,8 @@
 """How long does an iteration take, ours against what a student would write: `model.generate` for every turn over the
 whole history, then padded updates on logits of every token, old log-probs from a pass of their own.
 
-    python extras/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--max-turns K] [--rounds n]
+    python extras/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--max-turns K]
+                            [--rounds n]
     python extras/bench.py --growth         how time grows with P*N and with the number of turns
     python extras/bench.py --turns          the rollout of five and of ten turns alone, for large models
     python extras/bench.py --once           the update as it is, and with recipes.read_once
@@ -121,7 +122,8 @@ def speak_like_frozenlake_sft(tok):
 
 def load(args):  # -> models with learning rate 0, cfg
     cfg = rm.Config(env=args.env, success_rate=1 / 3, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, lr=0.0,
-                    prompts=args.prompts, rollouts=args.rollouts, max_new_tokens=args.max_new_tokens, max_turns=args.max_turns)
+                    prompts=args.prompts, rollouts=args.rollouts, max_new_tokens=args.max_new_tokens,
+                    max_turns=args.max_turns)
     models = rm.load_models(cfg)
     torch.set_num_threads(args.threads)  # load_models wants one for small models
     models.policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of its maker
