@@ -133,7 +133,7 @@ INSTEAD = {  # part of the text: what stands there in a corner case
     "end": ["</ANSWER>", ""]}
 CORNERS = [(part, text) for part, texts in INSTEAD.items() for text in texts]
 HOSTILE = [  # a careless pattern needs minutes
-    "<think>" * 14_000, "<think>" + "</think><answer>" * 6000, "<think>" + " " * 100_000,
+    "<think>" * 14_000, "<think></think>" * 7000, "<think>" + " " * 100_000,
     "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000, "<answer>" + " " * 100_000]
 
 
