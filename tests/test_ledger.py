@@ -609,7 +609,14 @@ def test_the_trap_with_several_turns():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
     assert {pair for pair in more if more[pair]} == {("GRPO", "trap, sokoban"), ("StarPO-S", "trap, sokoban")} and sum(more.values()) == 2
     (low, high), (low_lake, high_lake) = (ledger.interval([falls["PPO", world]]) for world in ("trap, sokoban", "trap, gentle lake"))
-    assert f"PPO's falls by 0.13 [{low:.2f}, {high:.2f}] on Sokoban, 0.13 [{low_lake:.2f}, {high_lake:.2f}] on the lake." in page
+    assert f"in the first 20 by 0.13 [{low:.2f}, {high:.2f}] on Sokoban, 0.13 [{low_lake:.2f}, {high_lake:.2f}] on the lake" in page
+    by_quarters = []
+    for world in ("trap, sokoban", "trap, gentle lake"):
+        whole = [ledger.to_the_end(run.series("success")[1], run) for run in paper.runs_of(world, "PPO", args)]
+        each = np.array([y[:100].mean() - y[-100:].mean() for y in whole])
+        low, high = ledger.interval([each])
+        by_quarters.append(f"{each.mean():.2f} [{low:.2f}, {high:.2f}]")
+    assert f"(by quarters {', '.join(by_quarters)}; unplanned)." in page
     assert all(ledger.interval([falls["StarPO-S", world]])[0] > 0 for world in ("trap, sokoban", "trap, gentle lake"))
     kept = []  # ended runs at their last value
     for method in ("StarPO-S", "PPO"):
