@@ -202,7 +202,7 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("the Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
-    words = ("PPO, 16", "StarPO-S of 32 prompts, 16", "StarPO-S, 4", "two random prompts, 4")
+    words = ("PPO, 16", "StarPO-S, 32 levels, 16", "StarPO-S, 4", "2 of 8 levels at random, 4")
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
         updates = [row.get("updates", 0) for run in won for row in run.rows]
