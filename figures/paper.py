@@ -629,9 +629,9 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
             ends = [ledger.end(run, metric) for run in runs]
             after = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]"
             random, optimal = plots.yardsticks_of(runs[0], metric)
-            rows.append([world.split(",")[0], lessons_alone(runs[0].config), f"{first:.2f}", f"{after}, {len(runs)}",
-                         f"{random:.2f}", f"{optimal:.2f}"])
-    return ledger.markdown(["", "lessons", "`tiny`", "RL: mean [lowest, highest], seeds", "random", "optimal"], rows)
+            rows.append([world.split(",")[0], f"{random:.2f}", f"{first:.2f}", lessons_alone(runs[0].config),
+                         f"{after}, {len(runs)}", f"{optimal:.2f}"])
+    return ledger.markdown(["", "random", "`tiny`", "lessons", "RL: mean [lowest, highest], seeds", "optimal"], rows)
 
 
 def lessons_alone(config):  # -> success of what imitated the planner, before it was spoilt: of tiny/cold_start.py
