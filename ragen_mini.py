@@ -120,18 +120,18 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         for name, value in presets.items():
             if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
-        need(self.temperature > 0, f"--temperature {self.temperature}: it must be above 0, or the model never explores")
+        need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
         for name in ("keep", "gamma", "lam", "success_rate"):
-            need(getattr(self, name) <= 1, f"{name} {getattr(self, name)}: at most 1")
+            need(getattr(self, name) <= 1, f"{name}: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
-        need(self.algo in NOT_FOR, f"--algo {self.algo}: choose ppo or grpo")
-        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: choose std or mean")
+        need(self.algo in NOT_FOR, "--algo: choose ppo or grpo")
+        need(self.adv_norm in ("std", "mean"), "--adv-norm: choose std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
@@ -337,8 +337,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
         columns.append([*range(end, end + pads), *range(start, end)])  # pads: first in the input, last in the cache row
-    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)
+    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # (b,q) each
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
     future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
@@ -691,8 +690,9 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, hub id, device? Try --algo grpo"):
-        tok = transformers.AutoTokenizer.from_pretrained(cfg.source)
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: check both (no token classifier? --algo grpo)"):
+        here = "runs/" in cfg.model  # do not look for it on the hub
+        tok = transformers.AutoTokenizer.from_pretrained(cfg.source, local_files_only=here)
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             transformers.logging.set_verbosity_error()  # it would report that this head is new
@@ -770,7 +770,7 @@ def parse_config(argv=None):  # -> Config
             settings = json.loads(Path(run, "config.json").read_text())
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
-        need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint")
+        need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint of a run")
         need(not {"resume", "env"} <= given.keys(), "--resume keeps its world; for another one: --model RUN --env X")
         cfg = Config(**settings | given)
     for name in given.keys() & NOT_FOR[cfg.algo]:
