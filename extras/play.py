@@ -22,7 +22,9 @@ def play(name, seed):
         if not word:
             return
         meant = [action for action in env.actions if action.lower().startswith(word)]
-        if meant:
+        if not meant:
+            print(f"{word!r} is none of these words")
+        else:
             obs, reward, _, _, info = env.step(min(meant, key=len))  # "up" may be the start of "upstairs", too
             print(f"\n{obs}\nreward {reward:.2f}")
     print("solved!" if info["success"] else "over.")
