@@ -11,6 +11,7 @@ import json
 import os
 import re
 import tempfile
+import zlib
 from html import escape
 from pathlib import Path
 
@@ -33,10 +34,11 @@ SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
 def use(name, answer):
     exercise = EXERCISES[name]
-    cases = exercise.cases(int(os.environ.get("HIDDEN_CHECKS") or 0))  # a lecturer sets it for `nbgrader autograde`
+    secret = os.environ.get("HIDDEN_CHECKS", "")  # a lecturer sets it for `nbgrader autograde`
+    cases = exercise.cases(zlib.crc32(secret.encode()))  # 0, no hidden ones, where there is none
     problem = check(exercise, answer, cases)
-    if answer is SHIPPED[name] and RESULTS.get(name) is False:
-        problem = "this is the shipped one. Run the cell with your answer again, then this one"
+    if answer is SHIPPED[name]:
+        problem = "this is the shipped one. Run the cell with an answer of your own, then this one"
     if problem and still_spoilt(name, answer):
         problem = "the bug is still there"  # no numbers: they would say where
     RESULTS[name] = not problem

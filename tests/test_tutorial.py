@@ -87,7 +87,7 @@ def test_points_and_exercises_in_the_text():
     core = re.findall(r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?", text)
     assert [int(number) for number, *_ in core] == [number for number in range(17) if number != 14]
     marked = sum(int(minutes) for *_, minutes, marked in core if marked)
-    assert f"**{marked}-minute path**" in text
+    assert f"and 4: {marked} minutes, with the text" in text
     for number, points, _, _ in core:
         value = float(points.replace("½", ".5"))
         assert value == sum(e.points for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} "))
@@ -133,7 +133,7 @@ def test_training_accepts_what_its_check_accepts(given, monkeypatch):
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_training_calls_what_was_plugged_in(algo, monkeypatch):
     """Each of the eleven, also those that are defaults of other functions in the program."""
-    names = re.findall(r"(\w+)=\1", source(cell_of("plug-in")))
+    names = re.findall(r'"(\w+)"', source(cell_of("plug-in")).partition("]")[0])
     assert len(names) == 11
     called = set()
 
@@ -292,6 +292,23 @@ def test_no_answer_can_crash_a_check(name, answer, capsys):
         course.earned(name)
     course.use(name, course.SHIPPED[name])
     assert not course.passed(name), "running the check once more would earn the points with the shipped one"
+
+
+@pytest.mark.parametrize("name", ["Trajectory", "gae", "outcomes"])
+def test_the_shipped_function_itself_is_no_answer(name, monkeypatch, capsys):
+    monkeypatch.setattr(course, "RESULTS", {})
+    course.use(name, course.SHIPPED[name])
+    assert not course.passed(name) and "an answer of your own" in capsys.readouterr().out
+
+
+def test_any_word_is_a_secret(monkeypatch, capsys):
+    """`export HIDDEN_CHECKS=...`, taken literally, once cost all students all points."""
+    answer = run(answers.SOLVED["policy_loss"], "policy_loss")
+    shown = exercises.EXERCISES["policy_loss"].shown
+    for word, cases in (("", shown), ("...", 4 * shown), ("7", 4 * shown)):
+        monkeypatch.setenv("HIDDEN_CHECKS", word)
+        course.use("policy_loss", answer)
+        assert course.passed("policy_loss") and f"right in every case ({cases})" in capsys.readouterr().out
 
 
 def test_replacing_the_shipped_functions_fools_nobody(monkeypatch):

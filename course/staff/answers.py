@@ -13,26 +13,25 @@ from exercises import EXERCISES
 from staff import right_answers
 
 NOTEBOOK = checks.ROOT / "tutorial.ipynb"
-SOLVED = {name: f"from ragen_mini import {name}" for name in EXERCISES} | {
-    "moves": "def moves():\n    from exercises import level_7, solve\n    return solve(level_7())",
-    "outcomes": "outcomes = envs.FrozenLake.outcomes",
-    "yardsticks": "from envs import yardsticks",
-    # seconds, not minutes
-    "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",
-    "paradox": "from exercises import expected_advantages as paradox",
-    "collapse": "from exercises import order_of_alarm as collapse",
-}
 
 
-def cell_of(name, *pieces):  # of an answers.txt: the first text that has these pieces
+def cell_of(name, *pieces):  # the shipped function; with pieces of an answers.txt: the first text that has these
     shipped = EXERCISES[name].solution
     module = shipped.__module__.removeprefix("pristine_")
     try:
         text = checks.mutated(checks.text_of(shipped), *pieces)
     except AssertionError:
         return checks.mutated(checks.text_of(getattr(right_answers, name)), *pieces)
-    return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}" if pieces[0] else text
+    if pieces and not pieces[0]:  # all of it is another one's
+        return text
+    return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}"
 
+
+SOLVED = {name: cell_of(name) for name in EXERCISES} | {
+    "moves": "def moves():\n    from exercises import level_7, solve\n    return solve(level_7())",
+    # seconds, not minutes
+    "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",
+}
 
 MORE = checks.read_answers(Path(__file__).with_name("more_answers.txt"))
 RIGHT, WRONG = {}, {}  # {exercise: [source, ...]}, {exercise: [(words of the message, source), ...]}
