@@ -64,7 +64,7 @@ class Env:
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # three numbers: not the dice of find_level
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1: not the dice of find_level
         self.over = False
         return self.render(), {"success": False}
 
@@ -86,7 +86,7 @@ class Env:
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level that a seed draws (cached: do not change it). Two seeds may draw the same one, so separate seeds alone
     would not keep evaluation levels out of training. Instead a hash of level and initial state says which quarter of
-    all levels is held out. EVAL_SEEDS draw until they get a held-out level, other seeds until they get another one."""
+    all levels is held out. EVAL_SEEDS draw until they get a held-out level, other seeds until the level is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process

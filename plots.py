@@ -109,7 +109,7 @@ def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: 
     return iterations[peak], None
 
 
-def is_dead(rows):  # ten iterations without an update: nothing changes the model any more, unless rewards are very rare
+def is_dead(rows):  # ten iterations without an update: nothing changes the model (too early, if rewards are very rare)
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
 
 

@@ -337,7 +337,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
         columns.append([*range(end, end + pads), *range(start, end)])  # pads: first in the input, last in the cache row
-    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # (b,q) each
+    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # two tensors (b,q)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
     future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
@@ -382,7 +382,7 @@ def returns(trajs, cfg):  # -> (P,N), in the order of their groups
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     """eq. 7: U(s0) = Std_i R(tau_i). Keeps the prompts with the largest U: the share `keep`, at least one.
     NOTE: U cannot tell whether returns differ because the policy is unsure or because pay-outs are luck."""
-    U = R.std(dim=1, correction=0)  # population std; the sample std would give the same order
+    U = R.std(1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     return U.argsort(descending=True, stable=True)[:k].sort().values  # in the order of the trajectories
 
@@ -650,7 +650,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    need(gap * cfg.temperature < (0.05 if autocast.device in cfg.device else 1e-4),  # a low temperature magnifies it
+    need(gap * cfg.temperature < (0.05 if "cuda" in cfg.device else 1e-4),  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
@@ -691,8 +691,8 @@ def load_models(cfg):
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: check both (no token classifier? --algo grpo)"):
-        here = "runs/" in cfg.model  # do not look for it on the hub
-        tok = transformers.AutoTokenizer.from_pretrained(cfg.source, local_files_only=here)
+        # What would lie in an existing folder is not looked for on the hub
+        tok = transformers.AutoTokenizer.from_pretrained(cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             transformers.logging.set_verbosity_error()  # it would report that this head is new
