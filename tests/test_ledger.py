@@ -394,7 +394,7 @@ def test_lost_runs_made_to_learn_on_stay_lost():
             assert success[int(lost_at) - 1:].max() < 0.23
             further.append(len(success) - int(lost_at))
     assert len(further) == 4
-    page = (ROOT / "figures/CLAIMS.md").read_text()
+    page = (ROOT / "figures/TABLES.md").read_text()
     assert f"Four lost runs, made to learn from such noise, never exceeded 0.23 in {min(further)} to {max(further)} more iterations" in page
 
 
@@ -403,7 +403,7 @@ def test_an_ended_run_may_have_come_back():
     args = paper.parse(["claims"])
     args.folder = ROOT / "figures/tiny"
     iterations, success = paper.runs_of("trap", "PPO", args)[2].series("success")
-    assert iterations[126] == 127 and success[125] > 0.5 and (success[126:132] < 0.5).all() and success[132:].max() > 0.99 and "where it was skipped, seed 2 came back after six." in (ROOT / "figures/CLAIMS.md").read_text()
+    assert iterations[126] == 127 and success[125] > 0.5 and (success[126:132] < 0.5).all() and success[132:].max() > 0.99 and "where it was skipped, seed 2 came back after six." in (ROOT / "figures/TABLES.md").read_text()
 
 
 def test_what_the_page_says_of_adams_memory():
@@ -559,14 +559,17 @@ def test_what_the_page_says_of_warnings():
     _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
     fresh = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
     _, _, after_fresh, otherwise_fresh, difference = warnings_of_loss.row_of(fresh, "entropy")
-    assert f"with probability {after}, otherwise {otherwise}; fresh ones with {after_fresh} and {otherwise_fresh} (the interval holds 0)" in page
+    assert f"with probability {after}, otherwise {otherwise}; fresh ones with {after_fresh} and {otherwise_fresh} (the interval holds 0: not replicated)" in page
     assert "[-" in difference, "its interval holds 0"
     of_32 = warnings_of_loss.row_of(paper.runs_of("trap, fresh seeds", "StarPO-S of 32", args), "entropy")
     assert f"*StarPO-S of 32* with {of_32[2]} and {of_32[3]}." in page and "[-" not in of_32[-1]
     for world, method in [*paper.pairs_of("equal")]:
         assert "[-" in warnings_of_loss.row_of(paper.runs_of(world, method, args), "reward_std")[-1]
     assert "[-" in warnings_of_loss.row_of(runs, "reward_std")[-1] and "[-" in warnings_of_loss.row_of(fresh, "reward_std")[-1]
-    assert "The in-group std never clearly warns; with several turns none of the four signals logged does." in page
+    assert "Long gradients warn as well, the in-group std never clearly; with several turns none of the four signals logged does." in page
+    groups = [runs] + [paper.runs_of(world, method, args) for world, method in paper.pairs_of("equal")]
+    warned = {metric: ["[-" not in warnings_of_loss.row_of(some, metric)[-1] for some in groups] for metric in ("entropy", "grad_norm_max")}
+    assert sum(warned["grad_norm_max"]) >= sum(warned["entropy"]) > len(groups) / 2
     several = [run for world in ("trap, sokoban", "trap, gentle lake") for method in paper.PAPER["sets"]["several turns"]
                for run in paper.runs_of(world, method, args)]
     assert len(several) == 64
@@ -607,6 +610,13 @@ def test_the_trap_with_several_turns():
             distinct = [np.median(run.series("distinct")[1][-100:]) for run in runs]
             assert np.median(distinct) < 0.15, "thoughts become alike in most runs"
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
+    ends = []
+    for world, play in (("trap, sokoban", 0.22), ("trap, gentle lake", 0.20)):
+        values = np.array([np.mean(ledger.to_the_end(run.series("success")[1], run)[-100:]) for run in paper.runs_of(world, "StarPO-S", args)])
+        low, high = ledger.interval([values])
+        assert low < play < high
+        ends.append(f"{values.mean():.2f} [{low:.2f}, {high:.2f}] ({world.split()[-1].replace('s', 'S', 1)})")
+    assert f"StarPO-S's success ends at {', '.join(ends)}, much like random play's." in page
     assert {pair for pair in more if more[pair]} == {("GRPO", "trap, sokoban"), ("StarPO-S", "trap, sokoban")} and sum(more.values()) == 2
     (low, high), (low_lake, high_lake) = (ledger.interval([falls["PPO", world]]) for world in ("trap, sokoban", "trap, gentle lake"))
     assert f"in the first 20 by 0.13 [{low:.2f}, {high:.2f}] on Sokoban, 0.13 [{low_lake:.2f}, {high_lake:.2f}] on the lake" in page
