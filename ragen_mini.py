@@ -73,6 +73,11 @@ NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settin
 
 @dataclass
 class Config:  # None: depends on the model, or on --starpo-s (filled in by __post_init__)
+    env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
+    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
+    model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
+    iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
+    seed: int = 0  # of everything random
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -96,12 +101,6 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
     online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic (tiny: 1e-3, others: 1e-5)
-    env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
-    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
-    model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
-    device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
-    seed: int = 0  # of everything random
-    iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
     eval_only: bool = False  # evaluate --model, show its first episode, and stop
@@ -109,6 +108,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
     save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run to continue, with its settings (in Python: parse_config(["--resume", RUN]))
+    device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
 
     def __post_init__(self):
         if Path(self.model, "checkpoint").is_dir():  # the folder of a run
@@ -434,10 +434,10 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return that differs from N-1 equal ones always has |A| =
     (N-1)/sqrt(N), by however much it differs: a rare large gain counts no more than a frequent small loss. So "std" can
     make a bandit's better arm *less* likely (tutorial, Exercise 15); "mean" does not."""
-    centered = R - R.mean(dim=1, keepdim=True)
+    centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
-    std = R.std(dim=1, keepdim=True)  # sample std, as in the released code
+    std = R.std(1, keepdim=True)  # sample std, as in the released code
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
@@ -650,7 +650,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    need(gap * cfg.temperature < (0.05 if "cuda" in cfg.device else 1e-4),  # a low temperature magnifies it
+    need(gap * cfg.temperature < (0.05 if autocast.device in cfg.device else 1e-4),  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
@@ -690,9 +690,9 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: check both (no token classifier? --algo grpo)"):
-        # What would lie in an existing folder is not looked for on the hub
-        tok = transformers.AutoTokenizer.from_pretrained(cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: no such folder, hub id? No classifier: --algo grpo"):
+        tok = transformers.AutoTokenizer.from_pretrained(  # in an existing folder: not looked for on the hub
+            cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             transformers.logging.set_verbosity_error()  # it would report that this head is new
