@@ -156,7 +156,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label}: ended early, all returns are equal (no valid answer? Teach the form first. Else lower --lr)")
+            print(f"{label} ended early, all returns are equal. Never valid? Teach the form. Collapsed? Lower --lr")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 
@@ -214,13 +214,10 @@ def finish_panel(ax, metric):
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
 
 
-def moving_average(y, decay=0.8):  # divided by the sum of weights: else the first averages would be too near 0
-    total = weight = 0.0
+def moving_average(y):  # the mean of five values, two before and two after; at the ends of fewer
     averages = []
-    for value in y:
-        total = decay * total + value
-        weight = decay * weight + 1
-        averages.append(total / weight)
+    for i in range(len(y)):
+        averages.append(y[max(0, i - 2):i + 3].mean(axis=0))
     return np.array(averages)
 
 

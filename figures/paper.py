@@ -358,7 +358,7 @@ def draw_seeds(ax, metric, runs, label, number):
     if metric.startswith("eval "):
         style += "o"  # a dot for each evaluation
     elif metric not in ("reward_std", "seconds", "mutual_information", "survival"):
-        y = plots.moving_average(y.T).T
+        y = plots.moving_average(y.T).T  # along the iterations
         how = f"smoothed, {how}"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
     ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
