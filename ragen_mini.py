@@ -690,7 +690,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: no such folder, hub id? No critic: --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: no such folder, id? No critic: --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(  # in an existing folder: not looked for on the hub
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)

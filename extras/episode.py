@@ -3,10 +3,11 @@
     python extras/episode.py RUN
 
 They are from RUN/samples.jsonl, which has the first eight levels of every evaluation: the one is shown whose return
-has changed most. Nothing is played.
+has changed most, for better or worse (on the bandit that is luck). Nothing is played.
 """
 import argparse
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -17,6 +18,7 @@ import matplotlib.colors
 import matplotlib.figure
 import numpy as np
 
+import envs
 import plots
 from envs import need, or_say
 
@@ -40,11 +42,19 @@ def episode(run):  # -> path of the picture
     height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
+    fig.supxlabel(f"Of eight levels the one whose return has changed most. {symbols(before['env'])}", fontsize=9)
     draw(fig, left, height, before, "before")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     out = Path(run, "episode.png")
     fig.savefig(out, dpi=100)
     return out
+
+
+def symbols(world):  # -> what the model is told of them
+    if world.startswith("bandit"):
+        return "(Here that is luck.)"
+    task = envs.make(world).instruction if world in envs.ENVS else ""
+    return "".join(re.findall(r"Symbols: [^.]*\.", task))
 
 
 def first_and_last(samples):  # -> the samples of one level, in the first and in the last evaluation
@@ -132,8 +142,8 @@ def write(ax, turn):  # what the model said, and what it earned
         said = said.partition("</answer>")[0]
     else:
         said = f"invalid: {said}"
-    result = textwrap.shorten(said, WORDS, placeholder=" ...")
-    result += f"\nreward {turn['reward']:g}"
+    lines = textwrap.wrap(said.strip(), WORDS, max_lines=2, placeholder=" ...")
+    result = "\n".join([*lines, f"reward {turn['reward']:g}"])
     ax.text(0, 0.02, result, va="bottom", transform=inside, **BOLD)
 
 
