@@ -214,10 +214,11 @@ def finish_panel(ax, metric):
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
 
 
-def moving_average(y):  # the mean of five values, two before and two after; at the ends of fewer
+def moving_average(y):  # each value with those around it: two on either side, more in a long run
+    half = max(2, len(y) // 40)
     averages = []
     for i in range(len(y)):
-        averages.append(y[max(0, i - 2):i + 3].mean(axis=0))
+        averages.append(y[max(0, i - half):i + half + 1].mean(axis=0))
     return np.array(averages)
 
 

@@ -54,7 +54,8 @@ def symbols(world):  # -> what the model is told of them
     if world.startswith("bandit"):
         return "(Here that is luck.)"
     task = envs.make(world).instruction if world in envs.ENVS else ""
-    return "".join(re.findall(r"Symbols: [^.]*\.", task))
+    ends = " X: in a hole, √: at the goal." if world == "frozenlake" else ""
+    return "".join(re.findall(r"Symbols: [^.]*\.", task)) + ends
 
 
 def first_and_last(samples):  # -> the samples of one level, in the first and in the last evaluation

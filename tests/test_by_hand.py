@@ -277,3 +277,14 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
     said = capsys.readouterr().out
     for piece in ("iteration 3", "Walk 0.60", "[0.23, 0.88]", f"random {random}", f"optimal {optimal}"):
         assert piece in said
+
+
+def test_smoothed_curves():
+    """The mean of a value and its two neighbours on either side, as far as there are any; in 200 values of five."""
+    short = plots.moving_average(np.array([1.0, 3, 4, 7, 8]))
+    assert short == pytest.approx([8 / 3, 15 / 4, 23 / 5, 22 / 4, 19 / 3])
+    fall = np.repeat([1.0, 0.0], 100)
+    smooth = plots.moving_average(fall)
+    assert (smooth[:95] == 1).all() and (smooth[105:] == 0).all(), "a fall stays where it is"
+    assert smooth[99:101] == pytest.approx([6 / 11, 5 / 11])
+    assert len(plots.moving_average(np.array([]))) == 0
