@@ -203,17 +203,17 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("the Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
-    words = ("PPO | 16", "StarPO-S, 32 levels, not 8 | 16", "StarPO-S | 4", "StarPO-S, 2 levels, no filter | 4")
+    words = ("PPO | 16", "StarPO-S, four times the levels | 16", "StarPO-S | 4", None)  # the random quarter: CLAIMS.md
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
         updates = [row.get("updates", 0) for run in won for row in run.rows]
-        assert name.endswith(f" | {max(updates)}")
+        assert name is None or name.endswith(f" | {max(updates)}")
         first = [plots.Run(run.config, run.rows[:401]) for run in won]
         lost = [plots.peak_and_collapse(run)[1] is not None for run in first]  # as if they had ended there
         table.append(f"| {name} | {sum(lost)} of {len(won)} | {ledger.lost_by_updates(won)[-1]} |")
         assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] in table[-1], "the rule in updates counts as many"
         held.append(ledger.updates_held(won))
-    assert all(row in section for row in table)
+    assert all(row in section for row in table[:3])
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
         assert low < 0 < high and max(-low, high) > 1600 and "**With equal updates no benefit is shown**, nor excluded." in section
