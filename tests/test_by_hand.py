@@ -3,6 +3,7 @@
 Most of these tests hand the program scripted episodes through its seams, and compare with numbers that stand here."""
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
