@@ -36,6 +36,7 @@ import ragen_mini
 
 CLOSE = 1e-4
 SECONDS = 5  # of computing, for an input
+TOO_LONG = f"more than {SECONDS} seconds. Is the same calculated again and again?"
 UNWRITTEN = "not written yet"
 
 
@@ -202,7 +203,7 @@ def outcome(exercise, answer, i):  # -> {what it returned or changed: plain valu
         with with_constants(answer, exercise.constants(i)), time_limit():
             found = exercise.run(answer, *inputs.values())
             if time.process_time() - begin > SECONDS:
-                raise TimeoutError(f"more than {SECONDS} seconds")
+                raise TimeoutError(TOO_LONG)
             with contextlib.suppress(RuntimeError):  # something was changed that the gradient needs: it is seen below
                 send_back(found)
             return plain(found) | dict(parts(inputs, "")), ""
@@ -226,7 +227,7 @@ def with_constants(answer, constants):
 @contextlib.contextmanager
 def time_limit():  # where the system has such an alarm; elsewhere one waits, and is told afterwards
     def stop(*_):
-        raise TimeoutError(f"more than {SECONDS} seconds")
+        raise TimeoutError(TOO_LONG)
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -364,6 +365,8 @@ def describe(exercise, i, yours, before, error):  # -> lines
     lines = [*input_lines(exercise.drawn(i)), "  Yours", *lines_yours]
     if exercise.show_spec:
         lines += ["  Spec", *lines_spec]
+    if any(name.endswith("gradient") for name in wrong):
+        lines.append("  (A gradient is that of 1 x the first number that was returned + 2 x the second + ...)")
     return lines
 
 
@@ -407,6 +410,8 @@ def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
             return f"it changes its input {name[:-11]!r}: `x -= 1`, `x[0] = 1` do so, `x - 1` makes a new one"
     if wrong[0] not in yours:
         return f"there is no {wrong[0]!r}"
+    if wrong[0].endswith("gradient") and not np.any(yours[wrong[0]]["values"]):
+        return "no gradient arrives there: was something detached, or calculated under no_grad?"
     return general_hint(yours[wrong[0]], spec.get(wrong[0]))
 
 

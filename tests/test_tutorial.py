@@ -301,6 +301,27 @@ def test_the_shipped_function_itself_is_no_answer(name, monkeypatch, capsys):
     assert not course.passed(name) and "an answer of your own" in capsys.readouterr().out
 
 
+def test_an_agent_that_did_not_learn_earns_nothing_in_the_table_either(monkeypatch, capsys):
+    monkeypatch.setattr(course, "RESULTS", {"settings": True})
+    with pytest.raises(course.NoPoints):
+        course.earned("settings", good=False)
+    course.score()
+    assert "0 of 20" in capsys.readouterr().out
+
+
+def test_hints_of_missing_gradients_and_of_time(monkeypatch):
+    exercise = exercises.EXERCISES["policy_loss"]
+    answer = run(answers.SOLVED["policy_loss"], "policy_loss")
+    said = checks.check(exercise, torch.no_grad()(answer), exercise.cases())
+    assert "no gradient arrives" in said and "that of 1 x the first number" in said
+    monkeypatch.setattr(checks, "SECONDS", 0.2)
+
+    def slow(env, horizon):
+        while True:
+            pass
+    assert "again and again" in checks.check(exercises.EXERCISES["yardsticks"], slow, [0])
+
+
 def test_any_word_is_a_secret(monkeypatch, capsys):
     """`export HIDDEN_CHECKS=...`, taken literally, once cost all students all points."""
     answer = run(answers.SOLVED["policy_loss"], "policy_loss")
