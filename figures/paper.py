@@ -278,6 +278,7 @@ class Panel:
     metric: str
     title: str
     lines: dict  # {label: list of Run, one a seed}
+    lessons: bool = False  # a line for what imitated the planner, too?
 
 
 def in_full(world, metric):  # "eval" -> "eval sokoban", success in the world of training
@@ -305,7 +306,8 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
         place = place_of(world, metric).removeprefix("trap, ")
         between = ":\n" if columns == 4 else ": "
-        panels.append(Panel(in_full(world, metric), place + between + TITLES[metric.split()[0]], lines))
+        panels.append(Panel(in_full(world, metric), place + between + TITLES[metric.split()[0]], lines,
+                            PAPER["figures"][name].get("lessons", False)))
     file = f"{name}.png"
     if args.iterations:
         file = f"{name}-{args.iterations}.png"
@@ -377,6 +379,12 @@ def draw_yardsticks(ax, panel):
             ax.axhline(level, color="0.4", lw=1, ls=":")
         ax.text(0.98, random, f"random {random:.2f}", ha="right", va="top", **style)
         ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
+    if panel.lessons:
+        runs, *_ = panel.lines.values()
+        alone = lessons_alone(runs[0].config)
+        above = float(alone) > np.mean([ledger.end(run, panel.metric) for run in runs])
+        ax.axhline(float(alone), color="C1", lw=1.5, ls="--")
+        ax.text(0.98, float(alone), f"lessons alone {alone}", ha="right", va="bottom" if above else "top", **style)
 
 
 def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
