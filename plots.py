@@ -231,11 +231,11 @@ def collapse(folder):  # -> path of the picture: the signals of a run, one below
     print(f"{folder}: peak at {peak_at}, {end}")
     fig = matplotlib.figure.Figure(figsize=(8, 1.5 * len(SIGNALS)), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: peak at {peak_at}, {end}")
-    for place, metric in enumerate(SIGNALS, 1):
+    for ax, metric in zip(fig.subplots(len(SIGNALS), sharex=True), SIGNALS):
         x, y = run.series(metric)
-        ax = fig.add_subplot(len(SIGNALS), 1, place)
         ax.plot(x, y, lw=1)
         finish_panel(ax, metric)
+        ax.label_outer()  # "iteration" only at the bottom
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     out = Path(folder, "collapse.png")

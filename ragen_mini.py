@@ -125,8 +125,8 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
-        for name in ("keep", "gamma", "lam", "success_rate"):
-            need(getattr(self, name) <= 1, f"{name}: at most 1")
+        shares = self.keep, self.gamma, self.lam, self.success_rate
+        need(max(shares) <= 1, "keep, gamma, lam and success_rate: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
@@ -139,7 +139,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
 class Models:
     policy: nn.Module
     critic: nn.Module  # PPO; else None
-    ref: nn.Module  # the policy before training, for the KL penalty; else None
+    ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
     optimizer: torch.optim.Optimizer
     tok: object  # the tokenizer
 
@@ -390,7 +390,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 def nothing_to_compare(R, cfg):  # (k,N)
     """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update would only learn noise, KL."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4
+    return spread < 1e-4  # whatever gamma is: that equal returns came sooner or later does not count
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
@@ -589,7 +589,8 @@ def on_grid(function, batch):  # function(part): (n,), one number per token that
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
     """Your own `learn` or `rollout` must return what ours does. watch(row, trajs, learned, models, cfg) is called
-    before a row is logged (row 0 has no trajs): it may add columns, draw a picture, or return True to stop."""
+    before a row is logged (row 0 has no trajs): it may add columns, draw a picture, or return True to stop. NOTE: such
+    a run goes on by your script; --resume alone would use ours."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1),
@@ -690,7 +691,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: no such folder, id? No critic: --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, id, device? Or --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(  # in an existing folder: not looked for on the hub
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
@@ -757,8 +758,9 @@ def restore(models, run):  # -> the log when it was saved
 # --------------------------------------------------------------------------------------------- the command line
 def parse_config(argv=None):  # -> Config
     about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
-    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--success-rate 0.8 ...]", about,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     argument_default=argparse.SUPPRESS, allow_abbrev=False)
     for setting in fields(Config):
         kind = dict(action="store_true") if setting.type is bool else dict(type=setting.type)
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)

@@ -309,7 +309,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--temperature 0", "above 0"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
-    ("--model {tmp}", "no such folder"), ("--model no/such-model", "no such folder, id"), ("--model runs/no", "no such folder"), ("--model {base}", "chat template"),
+    ("--model {tmp}", "wrong folder"), ("--model no/such-model", "wrong folder, id"), ("--model runs/no", "wrong folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
     ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint")]
