@@ -200,7 +200,7 @@ def test_readme_findings_are_those_of_the_ledger():
     args = paper.parse(["claims"])
     args.folder = ROOT / "figures/tiny"
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))  # tested in slow_paper.py
-    section = README.split("the Echo Trap\n")[1].split("\n## Change")[0]
+    section = README.split("## The Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
     words = ("PPO | 16", "StarPO-S, four times the levels | 16", "StarPO-S | 4", None)  # the random quarter: CLAIMS.md
