@@ -323,26 +323,26 @@ def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
 # --------------------------------------------------------------------- yardsticks: random and optimal play
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
     """Exact, by recursion, since all probabilities are known (what is computed is called a value function):
-        chance(state, 0)    = 1 if won(state), else 0
-        chance(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                              sum over outcomes of p times chance(next state, 0 if over, else left - 1)
+        value(state, 0)    = 1 if won(state), else 0
+        value(state, left) = the mean over actions (random play), or their maximum (optimal play), of
+                              sum over outcomes of p times value(next state, 0 if over, else left - 1)
     In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper bound
     for a model, because it sees the state before every action, a model only once per turn."""
     outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state
 
     @lru_cache(maxsize=None)
-    def chance(state, left, combine):  # chance of success with `left` actions left
+    def value(state, left, combine):  # chance of success with `left` actions left
         if left == 0:
             return float(env.won(state))
         by_action = []
         for action in env.actions:
             mean = 0.0
             for p, new, _, over in outcomes(state, action):
-                mean += p * chance(new, 0 if over else left - 1, combine)
+                mean += p * value(new, 0 if over else left - 1, combine)
             by_action.append(mean)
         return combine(by_action)
 
-    return np.array([[chance(env.state, left, combine) for left in range(horizon + 1)] for combine in (fmean, max)])
+    return np.array([[value(env.state, left, combine) for left in range(horizon + 1)] for combine in (fmean, max)])
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""What a run logs, when it is dead, and pictures of it, from config.json and log.jsonl in its folder.
+"""The log of a run, its end, and pictures of it, from config.json and log.jsonl in its folder.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
@@ -103,8 +103,8 @@ def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        next_ten = below_half[i:i + COLLAPSED_FOR]  # at the end of the run fewer: they suffice if it is dead
-        if next_ten.all() and (len(next_ten) == COLLAPSED_FOR or is_dead(run.rows)):
+        ahead = below_half[i:i + COLLAPSED_FOR]  # at the end of the run fewer: they suffice if it is dead
+        if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
@@ -156,7 +156,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended early, all returns are equal. Never valid? Teach the form. Collapsed? Lower --lr")
+            print(f"{label} ended early, all returns are equal. Never valid? Warm-start it. Collapsed? Lower --lr")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 

@@ -123,7 +123,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
             value = getattr(self, setting.name)
-            least = 1 if setting.type is int and setting.default else 0  # what is 0 or None by default may be 0
+            least = 1 if setting.type is int and setting.default else 0  # ints may be 0 only where they are by default
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
         shares = self.keep, self.gamma, self.lam, self.success_rate
         need(max(shares) <= 1, "keep, gamma, lam and success_rate: at most 1")
@@ -301,7 +301,7 @@ class KVCache:
     layer. A row with a complete answer waits; its last token is read with the next message. So rows read different
     numbers of tokens, and the shorter ones are padded (-). In the input, pads come first, so that every row's next
     token is predicted at the last position. In the cache, pads follow the row's tokens; its next ones overwrite them.
-        has read    input    columns
+        has read    input    goes to columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
     rows = columns = used = None  # set by `read` before each pass: rows (b,), columns to write (b,q), columns in use
@@ -365,13 +365,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 # --------------------------------------------------------------- which episodes, and how good was each token
-def learn(trajs, models, cfg, seed, **own):  # P*N trajectories -> the batch they became, statistics of its updates
+def learn(trajs, models, cfg, seed, **replaced):  # P*N trajectories -> the batch they became, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
     kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
-    batch = compute_advantages(chosen, R[kept], models, cfg, **own)  # own: another gae or of_group
+    batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)  # replaced: another gae, of_group
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -388,7 +388,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update would only learn noise, KL."""
+    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4  # whatever gamma is: that equal returns came sooner or later does not count
 
@@ -444,7 +444,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
     mean of A * grad log pi is the gradient of the mean return; the second term only lessens noise, since grad log pi
-    averages 0 (tutorial, part 3). KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
+    averages 0 (probabilities sum to 1). KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -455,7 +455,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. Where they hardly differ, noise grows
+        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. If they hardly differ, noise grows
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -488,14 +488,14 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         logp, entropy = token_logps(models.policy, part, cfg)
         loss, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
-        mean = loss.sum() / total
-        mean.backward()  # at once, so that only one network's activations are in memory
-        stats["policy_loss"] += mean.item()
+        share = loss.sum() / total
+        share.backward()  # at once, so that only one network's activations are in memory
+        stats["policy_loss"] += share.item()
         if "ret" in part:  # PPO
             value = token_values(models.critic, part)  # current forecast; part["value"] is from before the first update
-            mean = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
-            mean.backward()
-            stats["value_loss"] += mean.item()
+            share = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
+            share.backward()
+            stats["value_loss"] += share.item()
     return stats
 
 
@@ -606,7 +606,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP)  # read once: a Ctrl-C during `watch` waits for the next iteration
+            over |= bool(STOP)  # before `watch`: a Ctrl-C meanwhile waits for the next iteration
             over = watch(row, trajs, learned, models, cfg) or over
             plots.append(cfg.out, "log.jsonl", [row])
             if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?

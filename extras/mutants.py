@@ -94,7 +94,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
          "in order[:len(order) // cfg.update_size * cfg.update_size].split(cfg.update_size):"),
         ("no zero_grad", "    models.optimizer.zero_grad()\n", ""),
         ("mean over the grid", 'int(batch["mask"][rows].sum())', 'batch["mask"][rows].numel()'),
-        ("mean over each micro-batch", "mean = loss.sum() / total", "mean = loss.float().mean()"),
+        ("mean over each micro-batch", "share = loss.sum() / total", "share = loss.float().mean()"),
         ("clip_fraction per part", "was_clipped.sum().item() / total", "was_clipped.float().mean().item()"),
         ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
         # iterations
