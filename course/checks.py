@@ -365,7 +365,7 @@ def describe(exercise, i, yours, before, error):  # -> lines
     lines = [*input_lines(exercise.drawn(i)), "  Yours", *lines_yours]
     if exercise.show_spec:
         lines += ["  Spec", *lines_spec]
-    if any(name.endswith("gradient") for name in wrong):
+    if any(name.endswith("gradient") and "." not in name for name in wrong):  # that of `models.` the answer itself makes
         lines.append("  (A gradient is that of 1 x the first number that was returned + 2 x the second + ...)")
     return lines
 

@@ -78,6 +78,9 @@ def earned(name, good=True):
 
 def learned(rows):
     """Is success after the run above that before it, by more than chance? The 95% intervals do not touch."""
+    if not passed("settings"):
+        print("These were the shipped settings: repair yours.")
+        return False
     evals = [success for row in rows for success in row.get("eval", {}).values()]
     if len(evals) < 2:
         print("success was not measured before and after")

@@ -87,7 +87,7 @@ def test_points_and_exercises_in_the_text():
     core = re.findall(r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?", text)
     assert [int(number) for number, *_ in core] == [number for number in range(17) if number != 14]
     marked = sum(int(minutes) for *_, minutes, marked in core if marked)
-    assert f"and 4: {marked} minutes, with the text" in text
+    assert f"*core* (8 points, {marked} minutes); with the text" in text
     for number, points, _, _ in core:
         value = float(points.replace("½", ".5"))
         assert value == sum(e.points for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} "))
@@ -346,11 +346,13 @@ def test_replacing_the_shipped_functions_fools_nobody(monkeypatch):
 def test_learned_needs_more_than_chance(monkeypatch, capsys):
     def rows(before, after):
         return [{"eval": {"sokoban": before}}, {"reward": 1.0}, {"eval": {"sokoban": after}}]
+    monkeypatch.setattr(course, "RESULTS", {"settings": False})
+    assert not course.learned(rows(0.4, 0.6)) and "the shipped settings: repair yours" in capsys.readouterr().out
+    course.RESULTS["settings"] = True
     assert course.learned(rows(0.4, 0.6)) and not course.learned(rows(0.4, 0.45)) and not course.learned(rows(0.6, 0.4))
     assert not course.learned(rows(0.4, 0.9)[:1])
     said = capsys.readouterr().out
     assert "before 0.40 [0.34, 0.46]" in said and "it has grown" in said and "not grown" in said
-    monkeypatch.setitem(course.RESULTS, "settings", True)
     course.earned("settings")
     assert capsys.readouterr().out == "1 of 1 points\n"
 
