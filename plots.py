@@ -169,6 +169,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
             found |= dict.fromkeys(row)
     evals = [metric for metric in found if metric.startswith("eval ")]
     shown = evals + [metric for metric in metrics if metric in found]
+    need(shown, "there is no curve yet: wait for the first iteration")
     height = math.ceil(len(shown) / per_row)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
     for place, metric in enumerate(shown, 1):
@@ -218,7 +219,7 @@ def moving_average(y):  # each value with those around it: two on either side, m
     half = max(2, len(y) // 40)
     averages = []
     for i in range(len(y)):
-        averages.append(y[max(0, i - half):i + half + 1].mean(axis=0))
+        averages.append(y[max(0, i - half):i + half + 1].mean(0))
     return np.array(averages)
 
 

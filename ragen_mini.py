@@ -758,9 +758,8 @@ def restore(models, run):  # -> the log when it was saved
 # --------------------------------------------------------------------------------------------- the command line
 def parse_config(argv=None):  # -> Config
     about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
-    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--success-rate 0.8 ...]", about,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(Config):
         kind = dict(action="store_true") if setting.type is bool else dict(type=setting.type)
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)

@@ -11,6 +11,7 @@ import transformers
 import envs
 import plots
 import ragen_mini as rm
+from conftest import DRAW
 
 
 class Walk(envs.Env):
@@ -289,3 +290,10 @@ def test_smoothed_curves():
     assert (smooth[:95] == 1).all() and (smooth[105:] == 0).all(), "a fall stays where it is"
     assert smooth[99:101] == pytest.approx([6 / 11, 5 / 11])
     assert len(plots.moving_average(np.array([]))) == 0
+
+
+def test_a_run_without_a_row_to_draw_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"env": "bandit", "model": "tiny"}')
+    (tmp_path / "log.jsonl").write_text('{"iteration": 0}\n')
+    with pytest.raises(envs.UserError, match="no curve yet"):
+        DRAW({"run": plots.load(tmp_path)}, tmp_path / "curves.png")
