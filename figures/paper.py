@@ -306,8 +306,9 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
         place = place_of(world, metric).removeprefix("trap, ")
         between = ":\n" if columns == 4 else ": "
-        panels.append(Panel(in_full(world, metric), place + between + TITLES[metric.split()[0]], lines,
-                            PAPER["figures"][name].get("lessons", False)))
+        heading = place + between + TITLES[metric.split()[0]]
+        lessons = PAPER["figures"][name].get("lessons", False)
+        panels.append(Panel(in_full(world, metric), heading, lines, lessons))
     file = f"{name}.png"
     if args.iterations:
         file = f"{name}-{args.iterations}.png"
@@ -380,11 +381,13 @@ def draw_yardsticks(ax, panel):
         ax.text(0.98, random, f"random {random:.2f}", ha="right", va="top", **style)
         ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
     if panel.lessons:
-        runs, *_ = panel.lines.values()
-        alone = lessons_alone(runs[0].config)
-        above = float(alone) > np.mean([ledger.end(run, panel.metric) for run in runs])
-        ax.axhline(float(alone), color="C1", lw=1.5, ls="--")
-        ax.text(0.98, float(alone), f"lessons alone {alone}", ha="right", va="bottom" if above else "top", **style)
+        (runs,) = panel.lines.values()
+        alone = float(lessons_alone(runs[0].config))
+        ax.axhline(alone, color="C1", lw=1.5, ls="--")
+        side = "top"  # below the line, or above it: where the curves are not
+        if alone > np.mean(ends_of(runs, panel.metric)):
+            side = "bottom"
+        ax.text(0.98, alone, f"lessons alone {alone:.2f}", ha="right", va=side, **style)
 
 
 def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -478,12 +481,13 @@ def draw_losses(title, panels, out):  # panels: {title: {method: list of Run}}; 
         for method, of_method in runs.items():
             lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
             lost_after = lost_after[lost_after < ledger.UPDATES]
+            steps = [0, *lost_after, ledger.UPDATES]
             n = len(of_method)
             left = 1 - np.arange(len(lost_after) + 1) / n  # at first 1, then a step down for each loss
             number = methods.index(method)
             dashes = DASHES[number % len(DASHES)]
             label = f"{method}, {n} runs"
-            ax.step([0, *lost_after, ledger.UPDATES], [*left, left[-1]], dashes, where="post", color=f"C{number}", lw=2, label=label)
+            ax.step(steps, [*left, left[-1]], dashes, where="post", color=f"C{number}", lw=2, label=label)
         ax.set_xlabel(f"updates so far (of {ledger.UPDATES:,})")
         ax.set_ylabel("share of the runs that is not lost")
         ax.set_ylim(0, 1.03)
@@ -511,11 +515,23 @@ def warnings(name, args):  # -> Markdown; a row a signal
         for method in PAPER["sets"][methods]:
             together.setdefault(methods, []).extend(runs_of(world, method, args))
     for methods, runs in together.items():
-        k = sum(ledger.lost(run, None) for run in runs)
         signals = [metric for metric in warnings_of_loss.SIGNALS if metric in runs[0].rows[1]]
         rows = [warnings_of_loss.row_of(runs, metric) for metric in signals]
-        page.append(markdown([f"{methods}: {k:.0f} of {len(runs)} lost", *head[1:]], rows))
+        page.append(markdown([f"{methods}: {how_many_lost(runs)} lost", *head[1:]], rows))
     return "\n\n".join(page) + caption(name)
+
+
+def how_many_lost(runs):  # -> "3 of 10"
+    k = sum(ledger.lost(run, None) for run in runs)
+    return f"{k:.0f} of {len(runs)}"
+
+
+def ends_of(runs, metric):
+    return [ledger.end(run, metric) for run in runs]
+
+
+def mean_and_range(values):  # -> "0.86 [0.85, 0.87]"
+    return f"{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def caption(name):
@@ -529,10 +545,9 @@ def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest s
         head.append(place_of(world, metric))
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
-            ends = [ledger.end(run, metric) for run in runs]
             mean = np.mean([ledger.mean(run, metric) for run in runs])
             random, optimal = plots.yardsticks_of(runs[0], metric)
-            cell = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}], {mean:.2f}; {random:.2f} / {optimal:.2f}"
+            cell = f"{mean_and_range(ends_of(runs, metric))}, {mean:.2f}; {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
     return f"{PAPER['figures'][name]['title']} ({legend})\n\n" + markdown(head, lines.values()) + caption(name)
@@ -556,13 +571,15 @@ def turns(name, args):  # -> Markdown; a row a method: lost runs; first 20 itera
         head += [f"{world.removeprefix('trap, ')}: lost", "by other rules", "ended", "success", "different thoughts"]
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
-            cells = [f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"]
-            cells.append(", ".join(str(sum(ledger.lost_at(run, *rule) < math.inf for run in runs)) for rule in OTHER_RULES))
-            cells.append(str(sum(plots.is_dead(run.rows) for run in runs)))
+            others = []
+            for rule in OTHER_RULES:
+                k = sum(ledger.lost_at(run, *rule) < math.inf for run in runs)
+                others.append(str(k))
+            ended = sum(plots.is_dead(run.rows) for run in runs)
+            cells = [how_many_lost(runs), ", ".join(others), str(ended)]
             for metric in ("success", "distinct"):
-                values = [ledger.to_the_end(run.series(metric)[1], run) for run in runs]
-                first = np.mean([y[:20].mean() for y in values])
-                last = np.mean([y[-100:].mean() for y in values])
+                values = np.array([ledger.to_the_end(run.series(metric)[1], run) for run in runs])
+                first, last = values[:, :20].mean(), values[:, -100:].mean()
                 cells.append(f"{first:.2f} -> {last:.2f}")
             lines.setdefault(method, [method]).extend(cells)
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
@@ -575,13 +592,14 @@ def equal(name, args):  # -> Markdown: losses at equal numbers of updates, runs 
             runs = runs_of(world, method, args)
             won[method] = [run for run in runs if ledger.has_won(run)]
             each = ledger.updates_an_iteration(runs)
-            of_all = f"{sum(ledger.lost(run, None) for run in runs):.0f} of {len(runs)}"
             cells = ["-"] * 4
             if won[method]:
-                wins = sum(ledger.end(run, f"eval {run.config['env']}") > 0.5 for run in won[method])
-                cells = [ledger.lost_in_iterations(won[method]), ledger.lost_by_updates(won[method])[-1], in_updates([won[method]]),
-                         f"{wins} of {len(won[method])}"]
-            rows.append([method, f"{each:g}", of_all, *cells])
+                ends = ends_of(won[method], in_full(world, "eval"))
+                wins = int(np.sum(np.array(ends) > 0.5))
+                cells = [
+                    ledger.lost_in_iterations(won[method]), ledger.lost_by_updates(won[method])[-1],
+                    in_updates([won[method]]), f"{wins} of {len(ends)}"]
+            rows.append([method, f"{each:g}", how_many_lost(runs), *cells])
     head = ["", "updates an iteration", "lost, of all", "of those that won: lost in 400 iterations", "in 6,400 updates",
             "mean updates before (at most 6,400)", "last evaluation above 0.5"]
     page = [PAPER["figures"][name]["title"], markdown(head, rows)]
@@ -616,13 +634,11 @@ def starts(name, args):  # -> Markdown; a row for each embedded model that has r
                 runs = runs_of(world, method, this)
                 head.append(f"{world}, {method}")
                 if metric == "survival":
-                    k = sum(ledger.lost(run, None) for run in runs)
-                    cells.append(f"{k:.0f} of {len(runs)} lost")
+                    cells.append(f"{how_many_lost(runs)} lost")
                 else:
                     metric = in_full(world, metric)
                     first = ledger.curve(runs[0], metric)[0]
-                    ends = [ledger.end(run, metric) for run in runs]
-                    cells.append(f"{first:.2f} -> {np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]")
+                    cells.append(f"{first:.2f} -> {mean_and_range(ends_of(runs, metric))}")
         rows.append([folder.name, *cells])
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, rows)
 
@@ -634,11 +650,10 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
             metric = in_full(world, metric)
             runs = runs_of(world, method, args)
             first = ledger.curve(runs[0], metric)[0]
-            ends = [ledger.end(run, metric) for run in runs]
-            after = f"{np.mean(ends):.2f} [{min(ends):.2f}, {max(ends):.2f}]"
+            after = f"{mean_and_range(ends_of(runs, metric))}, {len(runs)}"
             random, optimal = plots.yardsticks_of(runs[0], metric)
-            rows.append([world.split(",")[0], f"{random:.2f}", f"{first:.2f}", lessons_alone(runs[0].config),
-                         f"{after}, {len(runs)}", f"{optimal:.2f}"])
+            lessons = lessons_alone(runs[0].config)
+            rows.append([world.split(",")[0], f"{random:.2f}", f"{first:.2f}", lessons, after, f"{optimal:.2f}"])
     return ledger.markdown(["", "random", "`tiny`", "lessons", "RL: mean [lowest, highest], seeds", "optimal"], rows)
 
 
