@@ -42,7 +42,7 @@ def episode(run):  # -> path of the picture
     height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
-    fig.supxlabel(f"Of eight levels the one whose return has changed most. {symbols(before['env'])}", fontsize=9)
+    fig.supxlabel(f"The level whose return has changed most{key_to(before['env'])}", fontsize=9)
     draw(fig, left, height, before, "before")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     out = Path(run, "episode.png")
@@ -50,12 +50,15 @@ def episode(run):  # -> path of the picture
     return out
 
 
-def symbols(world):  # -> what the model is told of them
+def key_to(world):  # -> what one must know to read the picture of a world of ours
+    if world not in envs.ENVS:
+        return ""
     if world.startswith("bandit"):
-        return "(Here that is luck.)"
-    task = envs.make(world).instruction if world in envs.ENVS else ""
-    ends = " X: in a hole, √: at the goal." if world == "frozenlake" else ""
-    return "".join(re.findall(r"Symbols: [^.]*\.", task)) + ends
+        return " (by luck: pay-outs differ)"
+    told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
+    if world == "frozenlake":
+        told += ", X you in a hole, √ you at the goal"
+    return f": {told}"
 
 
 def first_and_last(samples):  # -> the samples of one level, in the first and in the last evaluation
