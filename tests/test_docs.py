@@ -95,6 +95,9 @@ def test_readme_change_of_the_method_trains(tmp_path, monkeypatch):
     found = {}
     exec(code, found)
     assert found["rloo"](torch.tensor([[1.0, 0.0, 0.0]]), "std").tolist() == [[1.0, -0.5, -0.5]]
+    R = torch.randn(3, 16)
+    assert torch.allclose(found["rloo"](R, "std"), 16 / 15 * rm.grpo_advantages(R, "mean"), atol=1e-6)
+    assert "(16/15 of `--adv-norm mean`)" in README
     assert [row["iteration"] for row in found["rows"]] == [0, 1, 2] and found["rows"][1]["updates"] == 1
 
 
