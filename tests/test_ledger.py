@@ -395,7 +395,7 @@ def test_lost_runs_made_to_learn_on_stay_lost():
             further.append(len(success) - int(lost_at))
     assert len(further) == 4
     page = (ROOT / "figures/TABLES.md").read_text()
-    assert f"Four lost runs, made to learn from such noise, never exceeded 0.23 in {min(further)} to {max(further)} more iterations" in page
+    assert f"Four lost runs, made to learn from equal returns, never exceeded 0.23 in {min(further)} to {max(further)} more iterations" in page
 
 
 def test_an_ended_run_may_have_come_back():
