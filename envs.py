@@ -325,7 +325,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
     """Exact, by recursion, since all probabilities are known (what is computed is called a value function):
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                              sum over outcomes of p times value(next state, 0 if over, else left - 1)
+                             sum over outcomes of p times value(next state, 0 if over, else left - 1)
     In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper bound
     for a model, because it sees the state before every action, a model only once per turn."""
     outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state

@@ -123,7 +123,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
             value = getattr(self, setting.name)
-            least = 1 if setting.type is int and setting.default else 0  # ints may be 0 only where they are by default
+            least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
         shares = self.keep, self.gamma, self.lam, self.success_rate
         need(max(shares) <= 1, "keep, gamma, lam and success_rate: at most 1")
@@ -388,7 +388,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise."""
+    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise and KL."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4  # whatever gamma is: that equal returns came sooner or later does not count
 
@@ -692,7 +692,7 @@ def load_models(cfg):
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, id, device? Or --algo grpo"):
-        tok = transformers.AutoTokenizer.from_pretrained(  # in an existing folder: not looked for on the hub
+        tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head

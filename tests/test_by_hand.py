@@ -282,7 +282,7 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
 
 
 def test_smoothed_curves():
-    """The mean of a value and its two neighbours on either side, as far as there are any; in 200 values of five."""
+    """The mean of a value and its two neighbours on either side, as far as there are any; in 200 values five."""
     short = plots.moving_average(np.array([1.0, 3, 4, 7, 8]))
     assert short == pytest.approx([8 / 3, 15 / 4, 23 / 5, 22 / 4, 19 / 3])
     fall = np.repeat([1.0, 0.0], 100)
@@ -292,7 +292,7 @@ def test_smoothed_curves():
     assert len(plots.moving_average(np.array([]))) == 0
 
 
-def test_a_run_without_a_row_to_draw_is_one_line(tmp_path, monkeypatch):
+def test_a_run_without_a_row_to_draw_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"env": "bandit", "model": "tiny"}')
     (tmp_path / "log.jsonl").write_text('{"iteration": 0}\n')
     with pytest.raises(envs.UserError, match="no curve yet"):
