@@ -27,7 +27,7 @@ import math
 import runpy
 import sys
 import zlib
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 
@@ -293,9 +293,9 @@ ENVS = {  # those with _ in their names are for evaluation: does what was learnt
 }
 
 
-def make(name, success_rate=0.8):  # -> Env; success_rate: for lakes only; no other world setting is in Config
+def make(name, success_rate=0.8):  # -> Env; success_rate: for worlds that have one, such as lakes
     env = find_world(name)()
-    if isinstance(env, FrozenLake):
+    if hasattr(env, "success_rate"):
         env.success_rate = success_rate
     return env
 
@@ -328,9 +328,9 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
                              sum over outcomes of p times value(next state, 0 if over, else left - 1)
     In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper bound
     for a model, because it sees the state before every action, a model only once per turn."""
-    outcomes = lru_cache(maxsize=None)(env.outcomes)  # many paths lead to the same state
+    outcomes = cache(env.outcomes)  # many paths lead to the same state
 
-    @lru_cache(maxsize=None)
+    @cache
     def value(state, left, combine):  # chance of success with `left` actions left
         if left == 0:
             return float(env.won(state))
@@ -394,5 +394,4 @@ if __name__ == "__main__":
     print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
     for name in ENVS:
         random, best = 100 * mean_yardsticks(name, max(budgets))
-        cells = [f"{random[budget]:5.1f} /{best[budget]:5.1f}" for budget in budgets]
-        print(f"{name:18}", *cells)
+        print(f"{name:18}", *(f"{random[budget]:5.1f} /{best[budget]:5.1f}" for budget in budgets))
