@@ -3,8 +3,6 @@
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
     python plots.py collapse RUN                        one below the other: what moved first? RUN/collapse.png
-
-A *metric* is a column of the log; "eval sokoban" is the success on evaluation levels of Sokoban.
 """
 import argparse
 import json
@@ -21,7 +19,7 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # the columns of log.jsonl that are drawn: title; what to look for
+LOOKS = {  # metrics, the columns of log.jsonl that are drawn: title; what to look for
     "reward": "mean return (training); an invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns; a lasting fall: a collapse",
@@ -38,7 +36,7 @@ DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
-    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3}]
+    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3, "savefig.dpi": 90}]
 
 
 # ----------------------------------------------------------------------------------------------- what a run logs
@@ -181,7 +179,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
     fig.suptitle(" / ".join(sorted(subjects)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")
     with or_say(f"cannot write {out}"):
-        fig.savefig(out, dpi=90)
+        fig.savefig(out)
     return out
 
 
@@ -192,7 +190,7 @@ def draw_run(ax, metric, run, label, color):
         ax.plot(x, moving_average(y), color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
-    levels = min(run.config["eval_prompts"], len(envs.EVAL_SEEDS))
+    levels = len(envs.EVAL_SEEDS[:run.config["eval_prompts"]])
     intervals = np.array([envs.interval(success, levels) for success in y]).reshape(-1, 2)
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)  # 95%
     for level, name in zip(yardsticks_of(run, metric), ("random", "optimal")):
@@ -226,7 +224,7 @@ def moving_average(y):  # each value with those around it: two on either side, m
 @matplotlib.style.context(STYLE)
 def collapse(folder):  # -> path of the picture: the signals of a run, one below the other, above the same iterations
     run = load(folder)
-    need(len(run.series("success")[0]), f"{folder}: no iteration is finished")
+    need(run.series("success")[0].size, f"{folder}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
     end = "no collapse" if collapsed_at is None else f"collapse at {collapsed_at} (grey)"
     print(f"{folder}: peak at {peak_at}, {end}")
@@ -240,7 +238,8 @@ def collapse(folder):  # -> path of the picture: the signals of a run, one below
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     out = Path(folder, "collapse.png")
-    fig.savefig(out, dpi=90)
+    with or_say(f"cannot write {out}"):
+        fig.savefig(out)
     return out
 
 
@@ -248,10 +247,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["curves", "collapse"])
     parser.add_argument("folders", nargs="+", metavar="RUN")
-    parser.add_argument("--out", help="curves: the name of the picture")
+    parser.add_argument("--out")
     args = parser.parse_args()
-    if args.what == "curves":
-        print(curves(args.folders, args.out))
-    else:
-        for folder in args.folders:
-            print(collapse(folder))
+    with or_say("no picture: is config.json or log.jsonl of a run damaged?"):
+        if args.what == "curves":
+            print(curves(args.folders, args.out))
+        else:
+            need(not args.out, "collapse needs no --out: its picture goes into RUN")
+            for folder in args.folders:
+                print(collapse(folder))
