@@ -167,7 +167,6 @@ class Trajectory:
         self.entropy = 0.0  # -sum p log p over the vocabulary, added up over the tokens that the model wrote
         self.actions_left = actions_left
         self.done = self.success = False
-        self.answer_start = 0  # where in `ids` the present answer begins
         self.cache_row = group  # its row in KVCache; at first a group's episodes share one
         self.cached = 0  # how many of `ids` that row holds
 
@@ -181,7 +180,7 @@ class Trajectory:
         self.old_logp += [logp] * len(ids)
         self.reward += [0.0] * len(ids)
         if not sampled:
-            self.answer_start = len(self.ids)
+            self.answer_start = len(self.ids)  # where the next answer begins
 
 
 def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for its first answer
@@ -304,9 +303,7 @@ class KVCache:
         has read    input    goes to columns
         7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
         5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
-    rows = columns = used = None  # set by `read` before each pass: rows (b,), columns to write (b,q), columns in use
-
-    def __init__(self):
+    def __init__(self):  # before each pass, `read` sets rows (b,), columns to write (b,q), used: the number in use
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
     def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
@@ -679,7 +676,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     samples = []
     for traj in trajs[:8]:
         text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"
-        samples.append(dict(iteration=i, env=world, turns=traj.turns, text=text))
+        samples.append({"iteration": i, "env": world, "turns": traj.turns, "text": text})
     return {"eval": {world: success}, "yardsticks": {world: [random, optimal]}}, samples
 
 
@@ -719,7 +716,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         number += 1
         out = Path(f"{wanted}-{number}")
     (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-    with or_say(f"another process trains in {out}"):
+    with or_say(f"cannot train in {out}: does another process?"):
         lock = filelock.FileLock(out / "lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
@@ -761,7 +758,7 @@ def parse_config(argv=None):  # -> Config
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(Config):
-        kind = dict(action="store_true") if setting.type is bool else dict(type=setting.type)
+        kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
     run = given.get("resume", given.get("model", "tiny"))
@@ -771,8 +768,10 @@ def parse_config(argv=None):  # -> Config
             settings = json.loads(Path(run, "config.json").read_text())
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
-        need(settings or "resume" not in given, f"--resume {run}: there is no checkpoint of a run")
-        need(not {"resume", "env"} <= given.keys(), "--resume keeps its world; for another one: --model RUN --env X")
+        if "resume" in given:
+            need(settings, f"--resume {run}: there is no checkpoint of a run")
+            need(not given.keys() & {"env", "out", "play", "eval_only"},
+                 "--resume trains on, in its world and folder. For another one, --play or --eval-only: --model RUN")
         cfg = Config(**settings | given)
     for name in given.keys() & NOT_FOR[cfg.algo]:
         print(f"note: {name} changes nothing here")
@@ -780,6 +779,7 @@ def parse_config(argv=None):  # -> Config
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # not every terminal has the √ of a lake that was won
     cfg = parse_config()
     try:
         if cfg.trains:

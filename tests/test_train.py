@@ -259,7 +259,7 @@ def test_a_finished_run_says_what_would_go_on(bandit):
 
 def test_a_run_that_goes_on_keeps_its_world(bandit):
     """Or a model that has learnt one would be trained in another, and saved over itself."""
-    with pytest.raises(envs.UserError, match="keeps its world"):
+    with pytest.raises(envs.UserError, match="trains on, in its world and folder"):
         rm.parse_config(["--resume", str(bandit[0]), "--env", "sokoban"])
 
 
