@@ -39,6 +39,8 @@ def settings(argv=None):  # -> Config
 
 
 if __name__ == "__main__":
-    rm.train(settings(), watch=watch)
+    cfg = settings()
+    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
+    rm.train(cfg, watch=watch)
     if rm.STOP:
         sys.exit(130)

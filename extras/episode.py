@@ -34,20 +34,24 @@ BOLD = dict(fontsize=10, fontweight="bold")
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
-    lines = file.read_text().splitlines()
     with or_say(f"{file} is damaged"):
-        samples = [json.loads(line) for line in lines]
-    need(samples, f"{file} is empty: it was never evaluated")
-    before, after = first_and_last(samples)
+        samples = [json.loads(line) for line in file.read_text().splitlines()]
+        need(samples, f"{file} is empty: it was never evaluated")
+        fig = drawn(*first_and_last(samples))
+    out = Path(run, "episode.png")
+    with or_say(f"cannot write {out}"):
+        fig.savefig(out, dpi=100)
+    return out
+
+
+def drawn(before, after):  # -> figure
     height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
     fig.supxlabel(f"The level whose return has changed most{key_to(before['env'])}", fontsize=9)
     draw(fig, left, height, before, "before")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
-    out = Path(run, "episode.png")
-    fig.savefig(out, dpi=100)
-    return out
+    return fig
 
 
 def key_to(world):  # -> what one must know to read the picture of a world of ours

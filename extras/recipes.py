@@ -220,6 +220,9 @@ if __name__ == "__main__":
         about, *_ = inspect.getdoc(recipe).splitlines()
         table += f"{name:24}{about}\n"
     rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, table)
-    RECIPES[sys.argv.pop(1)](rm.parse_config())
+    recipe = RECIPES[sys.argv.pop(1)]
+    cfg = rm.parse_config()
+    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
+    recipe(cfg)
     if rm.STOP:
         sys.exit(130)

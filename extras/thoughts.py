@@ -139,4 +139,7 @@ if __name__ == "__main__":
         envs.ENVS[name] = with_claims(world)
     cfg = settings()
     rm.need(hasattr(envs.make(cfg.env), "facts"), f"{cfg.env} has no `facts` to compare thoughts with: see the top of this file")
+    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
     rm.train(cfg, watch=watch)
+    if rm.STOP:
+        sys.exit(130)

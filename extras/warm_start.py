@@ -121,6 +121,9 @@ def main(argv):
     args, options = parser.parse_known_args(argv)
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
     cfg = rm.parse_config(["--model", args.model, *options])
+    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
+    rm.need((args.warm_lr or 1) > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")
+    rm.need(args.lessons >= 0, f"--lessons {args.lessons}: at least 0")
     cfg.trains = False  # no critic, no reference
     if args.bf16:
         recipes.calculate_in_bf16()

@@ -25,7 +25,8 @@ def xray(run):  # -> path of the page
     _, trajs, learned = rm.iterate(i, models, cfg)
     page = Path(run, "xray.html")
     html = make_page(f"{run}, iteration {i}", two_episodes(trajs, learned, models, cfg))
-    page.write_text(html, encoding="utf-8")
+    with rm.or_say(f"cannot write {page}"):
+        page.write_text(html, encoding="utf-8")
     return page
 
 

@@ -186,6 +186,8 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
     assert rows_of(run)[-1]["pay"] == 0.5
     command(f"--resume {run} --iterations 3 --pay 0")
     assert [row["pay"] for row in rows_of(run)] == [0.5, 0.5, 0.5, 0]
+    with pytest.raises(envs.UserError, match="are for ragen_mini.py: this program trains"):
+        command("--env bandit --play 7")
 
 
 def test_options_that_do_not_exist_are_refused():

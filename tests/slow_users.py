@@ -238,7 +238,16 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
     ("ragen_mini.py --resume {runs}/mine", "mine is finished: give it more --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
-    ("ragen_mini.py --resume .", "--resume .: ")]
+    ("ragen_mini.py --resume .", "--resume .: "),
+    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume trains on"),
+    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume trains on"),
+    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume trains on"),
+    ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
+    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
+    ("extras/recipes.py rloo --env bandit --play 7", "are for ragen_mini.py: this program trains"),
+    ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
+    ("extras/warm_start.py tiny out --env bandit --warm-lr nan", "--warm-lr and --lesson-lr must be above 0"),
+    ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0")]
 
 
 @pytest.mark.parametrize("command, says", SLIPS)
@@ -247,9 +256,12 @@ def test_a_slip_is_one_line(command, says, runs, mistake):
     assert not list(Path().iterdir()), "nothing is written"
 
 
-def test_a_terminal_without_a_root_sign_shows_a_question_mark():
+@pytest.mark.parametrize("command", ["extras/play.py sokoban", "ragen_mini.py --env {solved}:Solved --play 0 --device cpu"])
+def test_a_terminal_without_a_root_sign_shows_a_question_mark(command, tmp_path):
     """Nor has this one an input."""
-    command = [sys.executable, "extras/play.py", "sokoban"]
+    solved = tmp_path / "solved.py"
+    solved.write_text("import envs\n\n\nclass Solved(envs.Sokoban):\n    def render(self):\n        return '√ box on target'\n")
+    command = [sys.executable, *command.format(solved=solved).split()]
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and "? box on target" in done.stdout
@@ -305,6 +317,10 @@ def folder(name):
     return spoil
 
 
+def blocked(name):  # a folder where a picture would go
+    return lambda run: Path(run, name).mkdir()
+
+
 def cut(name, share):
     def spoil(run):
         content = Path(run, name).read_bytes()
@@ -328,6 +344,14 @@ DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "run: no iteration is finished"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (delete("config.json"), "plots.py curves run", "run is not the folder of a run"),
+    (text("config.json", "{}"), "plots.py collapse run", "is config.json or log.jsonl of a run damaged? (KeyError('env')"),
+    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "is config.json or log.jsonl of a run damaged? (KeyError"),
+    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "is config.json or log.jsonl of a run"),
+    (blocked("collapse.png"), "plots.py collapse run", "cannot write run/collapse.png"),
+    (blocked("episode.png"), "extras/episode.py run", "cannot write run/episode.png"),
+    (blocked("xray.html"), "extras/xray.py run", "cannot write run/xray.html"),
+    (text("samples.jsonl", "{}\n"), "extras/episode.py run", "run/samples.jsonl is damaged (KeyError"),
+    (text("samples.jsonl", '{"env": "bandit", "iteration": 0, "turns": []}\n'), "extras/episode.py run", "is damaged ("),
     (text("checkpoint", ""), "ragen_mini.py --resume run", "--resume run: "),
     (text("checkpoint", ""), "ragen_mini.py --model run", "--model run cannot be loaded"),
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot be loaded"),
