@@ -64,10 +64,10 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (no
 
 
 # ------------------------------------------------------------------------------------------------- settings
-STARPO = dict(keep=1.0, kl_coef=0.001, clip_high=0.2)
-STARPO_S = dict(keep=0.25, kl_coef=0.0, clip_high=0.28)  # Sec. 4.2. At default sizes clip_high is idle: one update
-FOR_TINY = dict(iterations=30, lr=4e-4, critic_lr=1e-3, max_new_tokens=40, eval_every=10)
-FOR_OTHERS = dict(iterations=200, lr=1e-6, critic_lr=1e-5, max_new_tokens=400, eval_every=20)
+STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. At default sizes clip_high is idle: one update
+FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
+FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that an algorithm does not use
 
 
@@ -243,7 +243,7 @@ def take_turn(traj, tok, cfg, ends):
     without_end = [token for token in written if token not in ends]  # an answer that was cut off has no end
     text = cfg.first_tag + tok.decode(without_end, clean_up_tokenization_spaces=False)
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
-    turn = dict(state=env.render(), answer=text, valid=actions is not None, tokens=len(written))
+    turn = {"state": env.render(), "answer": text, "valid": actions is not None, "tokens": len(written)}
     bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
     reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # if invalid, no action is run (released code runs known ones)
     for action in actions or []:
@@ -469,7 +469,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.update_size):
             stats = add_gradients(batch, rows.tolist(), models, cfg)
-            stats["grad_norm"] = take_step(models, cfg)
+            stats["grad_norm"] = take_step(models)
             steps.append(stats)
     return steps
 
@@ -501,8 +501,8 @@ def make_optimizer(policy, critic, cfg):
     return torch.optim.Adam([{"params": network.parameters(), "lr": lr} for network, lr in networks if network])
 
 
-def take_step(models, cfg):  # -> length of the policy's gradient, before it is clipped
-    networks = [network for network in (models.policy, models.critic) if network]  # gradients are clipped separately
+def take_step(models):  # -> length of the policy's gradient, before it is clipped
+    networks = filter(None, (models.policy, models.critic))  # their gradients are clipped separately
     norms = [nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM).item() for network in networks]
     need(np.isfinite(norms).all(), NOT_FINITE)
     models.optimizer.step()
@@ -694,8 +694,8 @@ def load_models(cfg):
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             transformers.logging.set_verbosity_error()  # it would report that this head is new
-            critic = transformers.AutoModelForTokenClassification.from_pretrained(
-                cfg.source, dtype=torch.float32, num_labels=1).to(cfg.device)
+            critic = transformers.AutoModelForTokenClassification.from_pretrained(cfg.source,
+                dtype=torch.float32, num_labels=1).to(cfg.device)
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
     message_length = len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + 16  # 16: the line that tells the reward
@@ -773,13 +773,13 @@ def parse_config(argv=None):  # -> Config
             need(not given.keys() & {"env", "out", "play", "eval_only"},
                  "--resume trains on, in its world and folder. For another one, --play or --eval-only: --model RUN")
         cfg = Config(**settings | given)
-    for name in given.keys() & NOT_FOR[cfg.algo]:
+    of_no_use = NOT_FOR[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
+    for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
     return cfg
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # not every terminal has the √ of a lake that was won
     cfg = parse_config()
     try:
         if cfg.trains:

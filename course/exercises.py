@@ -365,7 +365,7 @@ def gradients(g, i):
         groups.append(dict(params=critic.parameters(), lr=0.25))
     optimizer = torch.optim.SGD(groups, weight_decay=0.1)
     models = rm.Models(policy, critic, None, optimizer, None)
-    return {"models": models, "cfg": settings_of(), "rm.MAX_GRAD_NORM": in_turn(i, 1.0, 2.0)}
+    return {"models": models, "rm.MAX_GRAD_NORM": in_turn(i, 1.0, 2.0)}
 
 
 def with_gradient(g):

@@ -106,7 +106,7 @@ def updates(batch, models, cfg, seed):  # as rm.updates
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.update_size):
             stats = add_gradients(batch, rows.tolist(), models, cfg)
-            steps.append(stats | {"grad_norm": rm.take_step(models, cfg)})
+            steps.append(stats | {"grad_norm": rm.take_step(models)})
     return steps
 
 

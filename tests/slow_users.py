@@ -256,12 +256,9 @@ def test_a_slip_is_one_line(command, says, runs, mistake):
     assert not list(Path().iterdir()), "nothing is written"
 
 
-@pytest.mark.parametrize("command", ["extras/play.py sokoban", "ragen_mini.py --env {solved}:Solved --play 0 --device cpu"])
-def test_a_terminal_without_a_root_sign_shows_a_question_mark(command, tmp_path):
+def test_a_terminal_without_a_root_sign_shows_a_question_mark():
     """Nor has this one an input."""
-    solved = tmp_path / "solved.py"
-    solved.write_text("import envs\n\n\nclass Solved(envs.Sokoban):\n    def render(self):\n        return '√ box on target'\n")
-    command = [sys.executable, *command.format(solved=solved).split()]
+    command = [sys.executable, "extras/play.py", "sokoban"]
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and "? box on target" in done.stdout

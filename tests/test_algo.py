@@ -331,7 +331,7 @@ def test_ratios_are_1_before_the_first_step_and_then_what_plain_passes_say(model
     for _ in range(2):
         seen.append([])
         rm.add_gradients(batch, range(len(trajs)), models, cfg)
-        rm.take_step(models, cfg)
+        rm.take_step(models)
     before, after = seen
     assert max(before) < 1e-4 and max(after) > 1e-3
     gaps = []
@@ -379,7 +379,7 @@ def test_a_step_shortens_each_gradient_on_its_own_and_uses_its_own_rate(models, 
         for weight in (first, *others):
             weight.grad = torch.zeros_like(weight)
         first.grad[0, 0] = length
-    assert rm.take_step(models, cfg) == pytest.approx(10.0), "the norm before it was shortened"
+    assert rm.take_step(models) == pytest.approx(10.0), "the norm before it was shortened"
     for network, old, moved in zip(networks, before, (0.5 * 1.0, 0.1 * 0.3)):
         name, first = next(network.named_parameters())
         change = old[name] - first.detach()

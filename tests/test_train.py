@@ -54,7 +54,7 @@ def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
 
     def step(models, rows):
         rm.add_gradients(batch, rows, models, cfg)
-        rm.take_step(models, cfg)
+        rm.take_step(models)
     one = models_of(llama)
     batch = rm.collate(rm.rollout(one, "bandit", [300, 301, 302, 303], 1, cfg, 0), "cpu")
     batch["adv"] = torch.tensor([[1.0], [-2.0], [3.0], [-4.0]]) * batch["mask"]
@@ -278,7 +278,7 @@ def test_starpo_s_beside_a_run_wants_its_three_values(bandit):
 
 @pytest.mark.parametrize("flags, of_no_use", [
     ("--algo grpo --gamma 0.9", ["gamma"]), ("--adv-norm mean", ["adv_norm"]), ("--algo grpo --adv-norm mean", []),
-    ("--success-rate 0.5 --lam 0.9", []),
+    ("--success-rate 0.5 --lam 0.9", []), ("--env sokoban --success-rate 0.5", ["success_rate"]),
     ("--env bandit --algo grpo --lam 1 --critic-lr 1", ["critic_lr", "lam"])])
 def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
     rm.parse_config(["--device", "cpu", *flags.split()])
