@@ -40,7 +40,7 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # ----------------------------------------------------------------------------------------------- what a run logs
-def log_columns(trajs, R, learned):  # R (P,N), learned: (batch, steps) of each slice -> columns of log.jsonl
+def log_columns(trajs, R, learned):  # R (P,N), learned: what `learn` returned (--online-k: k times) -> columns
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
@@ -107,8 +107,8 @@ def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: 
     return iterations[peak], None
 
 
-def is_dead(rows):  # ten iterations without an update: nothing changes the model (too early, if rewards are very rare)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks the column: None is not 0
+def is_dead(rows):  # ten iterations without an update: nothing changes the model any more
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks it: None is not 0
 
 
 # ------------------------------------------------------------------------------------------- a run and its curves

@@ -145,7 +145,7 @@ class Models:
 
 
 # ------------------------------------------------------------------------------------- an episode as tokens
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: no thought inside a thought
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: a thought inside a thought is no answer
 SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
 
 
@@ -276,33 +276,31 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     ends = (end_of_turn, models.tok.eos_token_id)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
-    live = trajs
+    logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
+    cache.select(trajs)  # and copied
+    live = writing = trajs
     while live:
-        writing = live
-        while writing:  # everyone writes an answer, token by token
-            if cache.layers:
-                logp = read(models.policy, cache, writing, cfg)  # (b,V)
-            else:  # the very first pass: a group's first message is read once, then copied
-                logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)
-                cache.select(trajs)
-            sample(writing, logp, generator)
-            writing = [traj for traj in writing if traj.ids[-1] not in ends
-                       and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]  # the others wait
-        for traj in live:  # everyone acts
-            take_turn(traj, models.tok, cfg, ends)
-        live = [traj for traj in live if not traj.done]
-        cache.select(live)  # drops the rows of finished episodes
+        sample(writing, logp, generator)  # everyone writes the next token of an answer; logp (b,V)
+        writing = [traj for traj in writing if traj.ids[-1] not in ends
+                   and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]  # the others wait
+        if not writing:  # everyone acts
+            for traj in live:
+                take_turn(traj, models.tok, cfg, ends)
+            live = writing = [traj for traj in live if not traj.done]
+            cache.select(live)  # drops the rows of finished episodes
+        if live:
+            logp = read(models.policy, cache, writing, cfg)
     return trajs
 
 
 class KVCache:
     """Keys and values of all tokens read so far. The model has it as past_key_values and only calls `update`, once per
-    layer. A row with a complete answer waits; its last token is read with the next message. So rows read different
-    numbers of tokens, and the shorter ones are padded (-). In the input, pads come first, so that every row's next
-    token is predicted at the last position. In the cache, pads follow the row's tokens; its next ones overwrite them.
-        has read    input    goes to columns
-        7 tokens    a b c    7 8 9        x sees columns 0..5, no pad,
-        5           - - x    6 7 5        and the row's next tokens go to 6, 7, ..."""
+    layer. A row with a complete answer waits; its last token is read with the next message. So in one pass rows read
+    different numbers of tokens, and the shorter ones are padded (-). Here one row had read 7 tokens, the other 5:
+        input    columns in the cache
+        a b c    7 8 9    a token goes behind those that its row has read
+        - - x    6 7 5    pads come first, so that the last position predicts the next token of every row. Their
+                          columns are behind x, so x does not see them, and the row's next tokens overwrite them"""
     def __init__(self):  # before each pass, `read` sets rows (b,), columns to write (b,q), used: the number in use
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
@@ -334,7 +332,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
         columns.append([*range(end, end + pads), *range(start, end)])  # pads: first in the input, last in the cache row
-    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # two tensors (b,q)
+    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # one tensor (2,b,q) becomes two (b,q)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
     future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
@@ -387,7 +385,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 def nothing_to_compare(R, cfg):  # (k,N)
     """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise and KL."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # whatever gamma is: that equal returns came sooner or later does not count
+    return spread < 1e-4  # also below gamma = 1, where a reward that comes sooner is worth more
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
@@ -440,8 +438,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
-    mean of A * grad log pi is the gradient of the mean return; the second term only lessens noise, since grad log pi
-    averages 0 (probabilities sum to 1). KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
+    mean of A * grad log pi is, up to scale, the gradient of the mean return: the subtraction only lessens noise, since
+    grad log pi averages 0 (probabilities sum to 1). KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -452,7 +450,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. If they hardly differ, noise grows
+        # Whitening (released code): mean 0, std 1, whatever the rewards' scale; noise, too, if they hardly differ
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -535,7 +533,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # the sum is highest from the last trained token on
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # argmax: the first of the highest sums
     parts = [[]]
     for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
         tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
@@ -548,8 +546,8 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
-    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time. No attention mask:
-    pads are on the right, and a causal model never looks to the right."""
+    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time; else it would be
+    log_softmax(policy(inputs).logits / temperature). No attention mask: pads are on the right, where nobody looks."""
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
@@ -648,7 +646,8 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    need(gap * cfg.temperature < (0.05 if autocast.device in cfg.device else 1e-4),  # a low temperature magnifies it
+    is_bf16 = autocast.device in cfg.device
+    need(gap * cfg.temperature < (0.05 if is_bf16 else 1e-4),  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
@@ -773,7 +772,7 @@ def parse_config(argv=None):  # -> Config
             need(not given.keys() & {"env", "out", "play", "eval_only"},
                  "--resume trains on, in its world and folder. For another one, --play or --eval-only: --model RUN")
         cfg = Config(**settings | given)
-    of_no_use = NOT_FOR[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
+    of_no_use = NOT_FOR[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
     return cfg
