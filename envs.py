@@ -49,8 +49,7 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
-    """After `reset` self.level is what stays fixed in an episode, self.state what changes (hashable, such as a tuple).
-    A world adds four methods:
+    """After `reset` self.level is what stays fixed in an episode, self.state (hashable) what changes. A world adds:
         draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng. A
                                        staticmethod of these arguments alone, since find_level caches what it draws
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first

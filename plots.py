@@ -23,7 +23,7 @@ LOOKS = {  # metrics, the columns of log.jsonl that are drawn: title; what to lo
     "reward": "mean return (training); an invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns; a lasting fall: a collapse",
-    "reward_std": "in-group return std; 0: nothing to compare",
+    "reward_std": "in-group return std; 0: groups are all alike",
     "entropy": "entropy per token; falls as the model decides",
     "grad_norm": "gradient norm; before it is clipped to 1",
     "grad_norm_max": "largest gradient norm; a collapse may follow a spike",
@@ -107,7 +107,7 @@ def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: 
     return iterations[peak], None
 
 
-def is_dead(rows):  # ten iterations without an update: nothing changes the model any more
+def is_dead(rows):  # ten iterations without an update: taken for the end (too early, if rewards are very rare)
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks it: None is not 0
 
 
@@ -154,7 +154,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended early, all returns are equal. Never valid? Warm-start it. Collapsed? Lower --lr")
+            print(f"{label} ended where nothing could be compared. Never valid? Warm-start it. Collapsed? Lower --lr")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 
@@ -213,7 +213,7 @@ def finish_panel(ax, metric):
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
 
 
-def moving_average(y):  # each value with those around it: two on either side, more in a long run
+def moving_average(y):  # (n,) or (n, curves): each value with those around it, two on either side, more in a long run
     half = max(2, len(y) // 40)
     averages = []
     for i in range(len(y)):

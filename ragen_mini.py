@@ -259,7 +259,7 @@ def take_turn(traj, tok, cfg, ends):
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
-        if traj.ids[-1] == ends[0]:  # the model ended its turn itself: its own token is trained and gets the reward
+        if traj.ids[-1] == ends[0]:  # it begins with this token, which the model wrote itself: trained, with the reward
             following = following[1:]
         traj.append(following, sampled=False)
 
@@ -279,11 +279,11 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
     live = writing = trajs
-    while live:
-        sample(writing, logp, generator)  # everyone writes the next token of an answer; logp (b,V)
+    while live:  # once per token. live: still playing; writing: those of them whose answer is not complete
+        sample(writing, logp, generator)  # logp (b,V): rows in the order of `writing`
         writing = [traj for traj in writing if traj.ids[-1] not in ends
                    and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]  # the others wait
-        if not writing:  # everyone acts
+        if not writing:  # everyone acts, and begins the next answer
             for traj in live:
                 take_turn(traj, models.tok, cfg, ends)
             live = writing = [traj for traj in live if not traj.done]
@@ -296,7 +296,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 class KVCache:
     """Keys and values of all tokens read so far. The model has it as past_key_values and only calls `update`, once per
     layer. A row with a complete answer waits; its last token is read with the next message. So in one pass rows read
-    different numbers of tokens, and the shorter ones are padded (-). Here one row had read 7 tokens, the other 5:
+    different numbers of tokens, and the shorter ones are padded (-). Say the first row has read 7 tokens, the other 5:
         input    columns in the cache
         a b c    7 8 9    a token goes behind those that its row has read
         - - x    6 7 5    pads come first, so that the last position predicts the next token of every row. Their
@@ -323,8 +323,8 @@ class KVCache:
 
 
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """The model reads those ids of each trajectory that are not cached yet. Without a cache, for one trajectory, it is
-    log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
+    """The model reads the ids that are not cached yet (`sample` sets traj.cached). The same without a cache, for one
+    trajectory: log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []
     for traj in trajs:
@@ -385,7 +385,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 def nothing_to_compare(R, cfg):  # (k,N)
     """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise and KL."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # also below gamma = 1, where a reward that comes sooner is worth more
+    return spread < 1e-4  # also at gamma < 1, where equal returns may differ in when they came
 
 
 def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
@@ -438,8 +438,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
-    mean of A * grad log pi is, up to scale, the gradient of the mean return: the subtraction only lessens noise, since
-    grad log pi averages 0 (probabilities sum to 1). KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
+    mean of A * grad log pi is, up to scale, the gradient of the mean return: what is subtracted only lessens noise,
+    since grad log pi averages 0 (probabilities sum to 1). GRPO's std does more: see grpo_advantages.
+    KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -450,7 +451,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0, std 1, whatever the rewards' scale; noise, too, if they hardly differ
+        # Whitening (released code): mean 0, std 1, whatever the rewards' scale; also where A is little but noise
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
