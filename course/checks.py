@@ -347,7 +347,9 @@ def rounded(value):
         return [rounded(x) for x in value]
     if isinstance(value, dict):
         return {key: rounded(x) for key, x in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{round(value, 6):.4g}") + 0.0  # + 0.0: no -0.0
+    return value
 
 
 def describe(exercise, i, yours, before, error):  # -> lines

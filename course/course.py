@@ -2,7 +2,7 @@
 
     gae = use("gae", gae)       prints Yours / Spec; returns yours if it passes, else the shipped function
     earned("gae")               the graded cells end with this: an error where it did not pass
-    python course/course.py     trains the runs that course/tutorial.jsonl lacks (twenty minutes for all)
+    python course/course.py     trains the runs that course/tutorial.jsonl lacks (ten minutes for all)
 """
 import contextlib
 import inspect

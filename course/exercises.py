@@ -138,14 +138,16 @@ HOSTILE = [  # a careless pattern needs minutes
 
 
 def some_text(g, i):
-    """One corner case in the notebook; then up to two of them at once, and hostile ones."""
-    hidden = i >= len(CORNERS)
+    """One corner case in the notebook, and a hostile one; then up to two of them at once, and all hostile ones."""
+    hidden = i > len(CORNERS)
     corners = [in_turn(i, *CORNERS)]
     if hidden and g.random() < 0.5:
         corners += [pick(g, *CORNERS)]
     text = "".join((TEXT | dict(corners)).values())
     place = i % 100 - 100 + len(HOSTILE)  # the last ones of a hundred
-    if hidden and place >= 0:
+    if i == len(CORNERS):
+        text = HOSTILE[0]
+    elif hidden and place >= 0:
         text = HOSTILE[place]
     actions = in_turn(i, ("Up", "down", "LEFT", "Go on"), ("Up", "Down", "Left", "Right"))
     return dict(text=text, actions=actions, limit=3 + i % 2 + hidden)
@@ -378,10 +380,13 @@ def with_gradient(g):
 
 
 def accepted(answer):
-    settings = SETTINGS | given(answer())
+    own = given(answer())
+    settings = SETTINGS | own
     cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
     envs.make(cfg.env)  # is there such a world?
-    return {f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
+    return {"something of your own": len(own) > 0,
+            "it trains, from the beginning": cfg.trains and not cfg.resume,
+            f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
             "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,
             "a world of the project": cfg.env in envs.ENVS}
 
@@ -600,7 +605,7 @@ EXERCISES = {exercise.name: exercise for exercise in [  # name, title, points, t
     Exercise("yardsticks", "2 random and optimal play", 1,
              envs.yardsticks, some_world, both_players, shown=5),
     Exercise("parse_answer", "3 words become actions", 1,
-             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS)),
+             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS) + 1),
     Exercise("Trajectory", "4 who wrote which token", 1,
              rm.Trajectory, some_pieces, record),
     Exercise("collate", "5 the shift", 1.5,

@@ -165,7 +165,7 @@ def test_a_notebook_alone_fetches_the_project(tmp_path):
 
 # ------------------------------------------------------------------------------------------- a class, in nbgrader
 MOST = {name: source for name, source in SOLVED.items() if name != "settings"}  # 19 points, and the default settings
-README = (ROOT / "course/README.md").read_text()
+README = (ROOT / "course/staff/README.md").read_text()
 
 
 def the_class(released):
@@ -200,7 +200,7 @@ def the_class(released):
 
 
 def test_nbgrader(tmp_path, short_default):
-    """Settings and commands of course/README.md, in a clean folder, for a class with the usual mishaps."""
+    """Settings and commands of course/staff/README.md, in a clean folder, for a class with the usual mishaps."""
     pytest.importorskip("nbgrader")
     generate, autograde, feedback = re.findall(r"^nbgrader (.*)$", README, re.M)
     settings, = re.findall(r"```python\n(c = get_config.*?)```", README, re.S)
@@ -218,7 +218,7 @@ def test_nbgrader(tmp_path, short_default):
                               env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
     nbgrader(generate)
-    for_the_staff = {file.name for file in (source / "course" / "staff").iterdir()}
+    for_the_staff = {file.name for file in (source / "course" / "staff").iterdir()} - {"README.md"}
     assert {"rubric.md", "answers.py"} <= for_the_staff
     assert not for_the_staff & {file.name for file in (tmp_path / "release").rglob("*")}
     released = json.loads((tmp_path / "release" / "tutorial" / "tutorial.ipynb").read_text())
