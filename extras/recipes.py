@@ -97,16 +97,27 @@ def sgd(cfg):
 
 
 def muon(cfg):
-    """Muon for the policy's matrices, Adam for all else; it steps whenever Adam steps."""
+    """Muon for the policy's matrices, Adam for all else; it steps whenever Adam steps.
+    Tables of words or places are none of these matrices, nor is the last layer, which scores the words."""
     models = rm.load_models(cfg)
-    matrices, others = [], []
-    for name, weight in models.policy.named_parameters():
-        kind = matrices if weight.ndim == 2 and "embed" not in name else others
-        kind.append(weight)
+    matrices, others = hidden_matrices(models.policy)
     models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)
     models.optimizer.param_groups[0]["params"] = others  # the policy's
     models.optimizer.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
     return rm.train(cfg, models)
+
+
+def hidden_matrices(policy):  # -> these, all other weights
+    tables = [policy.get_output_embeddings().weight]
+    for module in policy.modules():
+        if isinstance(module, torch.nn.Embedding):
+            tables.append(module.weight)
+    matrices, others = [], []
+    for weight in policy.parameters():
+        is_table = any(weight is table for table in tables)
+        kind = matrices if weight.ndim == 2 and not is_table else others
+        kind.append(weight)
+    return matrices, others
 
 
 # ---------------------------------------------------------------------------------------------- other networks

@@ -118,6 +118,20 @@ def test_muon_goes_on_where_it_stopped(cfg, tmp_path):
     assert len(changed) == len(list(start.parameters()))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_takes_hidden_matrices_alone(tied):
+    """GPT-2 has a table of places; its own matrices are called c_attn and so on, Llama's ..._proj."""
+    sizes = dict(vocab_size=12, bos_token_id=0, eos_token_id=1, tie_word_embeddings=tied)
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, **sizes))
+    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_positions=16, n_embd=8, n_layer=1, n_head=2, **sizes))
+    for policy, marks in ((llama, ("_proj.weight",)), (gpt, ("c_attn.weight", "c_proj.weight", "c_fc.weight"))):
+        matrices, others = recipes.hidden_matrices(policy)
+        for name, weight in policy.named_parameters():
+            assert any(weight is matrix for matrix in matrices) == name.endswith(marks)
+        assert len(matrices) + len(others) == len(list(policy.parameters()))
+
+
 def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
     pytest.importorskip("peft")
     start = dict(rm.load_models(cfg()).policy.named_parameters())
