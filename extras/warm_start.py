@@ -120,6 +120,8 @@ def main(argv):
     parser.add_argument("--lesson-lr", type=float, default=3e-4, help="AdamW, falling to 0 (3e-4)")
     args, options = parser.parse_known_args(argv)
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
+    with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     cfg = rm.parse_config(["--model", args.model, *options])
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
     rm.need((args.warm_lr or 1) > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")

@@ -247,7 +247,8 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/recipes.py rloo --env bandit --play 7", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --warm-lr nan", "--warm-lr and --lesson-lr must be above 0"),
-    ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0")]
+    ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0"),
+    ("extras/warm_start.py tiny {here}/out --env bandit", "/out (")]
 
 
 @pytest.mark.parametrize("command, says", SLIPS)
