@@ -174,7 +174,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    assert "Let me Let ," in said and "by 300 gibberish (`Let me Let ,`)" in README
+    assert "Let me Let ," in said and "by 300 gibberish (`Let me Let ,`, in samples.jsonl)" in README
 
 
 def test_speed_tables_are_those_of_the_output():
