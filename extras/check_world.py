@@ -53,7 +53,9 @@ def blame(name):
         yield
     except Mistake as mistake:
         raise UserError(f"{label(name)}: {one_line(mistake)}") from None
-    except Exception as error:
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
         kind = type(error).__name__
         raise UserError(f"{label(name)}: {kind}{your_line(error)}: {one_line(error)}") from error
 
@@ -80,7 +82,7 @@ def your_line(error):  # the deepest one that is not in our files or in a librar
 def check(name, tok=None, horizon=10):
     """name: as --env takes it, or a class. With a tokenizer: does the model know the words? horizon: actions of an
     episode."""
-    need(horizon <= 200, f"{horizon} actions: yardsticks are calculated for 200 at most")
+    need(1 <= horizon <= 200, f"{horizon} actions: yardsticks are calculated for 1 to 200")
     with blame(name):
         env = envs.make(name)
         check_class(env)
@@ -178,6 +180,18 @@ def check_draw(env):
         other = draw(env, seed)
         want(repr(one) == repr(other), f"`draw` gave {one!r}, then for the same seed {other!r}: it may use no dice but "
              "`rng`, and plain values")
+        want(not has_words_in_a_set(one), f"`draw` returned {one!r}: a set of words has another order in every process, "
+             "and with it other levels are held out. Take a sorted tuple")
+
+
+def has_words_in_a_set(x):  # anywhere in it
+    if isinstance(x, (set, frozenset)):
+        return "'" in repr(x)
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, (tuple, list)):
+        return False
+    return any(map(has_words_in_a_set, x))
 
 
 def draw(env, seed):

@@ -48,6 +48,14 @@ class ListAsState(Wrong):
         return {"prize": "Up"}, ["closed"]
 
 
+class WordsInASet(Wrong):
+    says = "a set of words has another order in every process"
+
+    @staticmethod
+    def draw(rng):
+        return {"prize": "Up", "doors": frozenset(("red", "blue"))}, "closed"
+
+
 class ListAsNextState(Wrong):
     says = "the state ['Left'] must be hashable"
 
@@ -379,7 +387,7 @@ def test_a_file_with_a_mistake_is_one_line(text, says, command_line, tmp_path, m
 
 
 def test_a_number_of_actions_that_is_too_high_and_a_model_that_is_not_there(command_line):
-    with pytest.raises(envs.UserError, match="200 at most"):
+    with pytest.raises(envs.UserError, match="1 to 200"):
         command_line(MINE, "--max-actions", "1000")
     with pytest.raises(envs.UserError, match="its tokenizer cannot be loaded"):
         command_line(MINE, "--model", "no/such-model")
@@ -456,3 +464,10 @@ def test_a_world_is_as_it_was_after_the_check():
     before = vars(env).copy()
     check_world.success_by_level(env, 3)
     assert "outcomes" not in vars(env) and before.items() <= vars(env).items()
+
+
+def test_a_file_that_ends_the_program_is_blamed(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import sys\n\nsys.exit()\n")
+    with pytest.raises(envs.UserError, match="SystemExit in <module>, line 3"):
+        check(f"{mine}:Mine")
