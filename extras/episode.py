@@ -6,6 +6,7 @@ They are from RUN/samples.jsonl, which has the first eight levels of every evalu
 has changed most, for better or worse (on the bandit that is luck). Nothing is played.
 """
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -33,15 +34,24 @@ BOLD = dict(fontsize=10, fontweight="bold")
 
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
+    need(Path(run).is_dir(), f"{run} is not the folder of a run")
     need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
     with or_say(f"{file} is damaged"):
-        samples = [json.loads(line) for line in file.read_text().splitlines()]
-        need(samples, f"{file} is empty: it was never evaluated")
+        samples = whole_lines(file)
+        need(samples, f"{file} is empty or damaged: was it ever evaluated?")
         fig = drawn(*first_and_last(samples))
     out = Path(run, "episode.png")
     with or_say(f"cannot write {out}"):
         fig.savefig(out, dpi=100)
     return out
+
+
+def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves one that is none
+    samples = []
+    for line in file.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            samples.append(json.loads(line))
+    return samples
 
 
 def drawn(before, after):  # -> figure
