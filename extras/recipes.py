@@ -82,6 +82,7 @@ class GoalLake(envs.FrozenLake):
 
 def said(cfg):
     """The lake, with a reward for what is said."""
+    rm.need(cfg.env == "frozenlake", "said: its world is the lake, no other --env")
     return rm.train(rm.replace(cfg, env=f"{__file__}:GoalLake"))
 
 
@@ -216,6 +217,7 @@ def own_model(cfg):
         num_hidden_layers=2,
         num_attention_heads=2)
     folder = f"{cfg.out or 'runs/own-model'}-begin"
+    rm.need(not Path(folder).exists(), f"{folder} exists: give another --out (or --model {folder} to ragen_mini.py)")
     transformers.LlamaForCausalLM(shape).save_pretrained(folder)
     tok.save_pretrained(folder)
     return rm.train(rm.replace(cfg, model=folder))

@@ -118,6 +118,8 @@ def main(argv):
     parser.add_argument("--warm-lr", type=float, help="AdamW (2e-5; with --lora 2e-4)")
     parser.add_argument("--lessons", type=int, default=0, help="steps on the planner's turns, before (0)")
     parser.add_argument("--lesson-lr", type=float, default=3e-4, help="AdamW, falling to 0 (3e-4)")
+    first = [word for word in argv[:2] if word.startswith("--") and word != "--help"]
+    rm.need(not first, "first MODEL and OUT, then options")
     args, options = parser.parse_known_args(argv)
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
     with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
@@ -126,6 +128,7 @@ def main(argv):
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
     rm.need((args.warm_lr or 1) > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")
     rm.need(args.lessons >= 0, f"--lessons {args.lessons}: at least 0")
+    rm.need(args.lessons == 0 or isinstance(envs.make(cfg.env), KNOWN), f"--lessons: no planner knows {cfg.env}")
     cfg.trains = False  # no critic, no reference
     if args.bf16:
         recipes.calculate_in_bf16()
@@ -145,4 +148,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -248,7 +248,12 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --warm-lr nan", "--warm-lr and --lesson-lr must be above 0"),
     ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0"),
-    ("extras/warm_start.py tiny {here}/out --env bandit", "/out (")]
+    ("extras/warm_start.py tiny {here}/out --env bandit", "/out ("),
+    ("extras/warm_start.py tiny --env bandit", "first MODEL and OUT"),
+    ("extras/warm_start.py --env bandit tiny out", "first MODEL and OUT"),
+    ("extras/warm_start.py tiny out --env {here}:OneLevel --lessons 3", "no planner knows"),
+    ("extras/recipes.py said --env bandit", "no other --env"),
+    ("extras/episode.py nowhere", "nowhere is not the folder of a run")]
 
 
 @pytest.mark.parametrize("command, says", SLIPS)
