@@ -137,7 +137,7 @@ class Run:
 
 def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
-    need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run, or is empty")
+    need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run with a log")
     lines = log.read_text(errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):

@@ -769,7 +769,7 @@ def parse_config(argv=None):  # -> Config
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
         if "resume" in given:
-            need(settings, f"--resume {run}: there is no checkpoint of a run")
+            need(settings, f"--resume {run}: there is no checkpoint of a run (give RUN, not RUN/checkpoint)")
             need(not given.keys() & {"env", "out", "play", "eval_only"},
                  "--resume trains on, in its world and folder. For another one, --play or --eval-only: --model RUN")
         cfg = Config(**settings | given)
