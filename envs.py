@@ -77,7 +77,7 @@ class Env:
         self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
-    def bonus(self, turn):  # turn: dict of state, answer, valid, tokens; self.state: before its actions
+    def bonus(self, turn):  # turn: dict of state, answer, valid, tokens (see take_turn); self.state: before its actions
         """For worlds of your own: a reward for what an answer *says*, besides its actions'. The model is not told."""
         return 0.0
 

@@ -88,7 +88,7 @@ COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a
 SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")
 
 
-def peak_and_collapse(run):  # -> iteration of the peak, of the collapse (None: no collapse)
+def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of the collapse (or None)
     """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
@@ -117,8 +117,8 @@ class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
-    def __post_init__(self):  # adds "seconds" so far and, from {"eval": {"sokoban": 0.4}}, "eval sokoban"
-        yardsticks = self.config.setdefault("yardsticks", {})  # of each world: random, optimal
+    def __post_init__(self):  # adds to rows "seconds" so far and, from {"eval": {"sokoban": 0.4}}, "eval sokoban"
+        yardsticks = self.config.setdefault("yardsticks", {})  # added to config, of each world: random, optimal
         seconds, rows = 0, []
         for row in self.rows:
             seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)

@@ -142,6 +142,7 @@ class Models:
     ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
     optimizer: torch.optim.Optimizer
     tok: object  # the tokenizer
+    loss: object = None  # a policy_loss of your own; None: ours
 
 
 # ------------------------------------------------------------------------------------- an episode as tokens
@@ -236,7 +237,7 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
     return None if None in chosen else chosen
 
 
-def take_turn(traj, tok, cfg, ends):
+def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_end|> first
     """Run the actions of the answer that was just written; its last token gets the turn's reward."""
     env = traj.env
     written = traj.ids[traj.answer_start:]
@@ -253,13 +254,12 @@ def take_turn(traj, tok, cfg, ends):
         reward += gained
         traj.actions_left -= 1
         traj.success = info["success"]
-    turn["reward"] = reward + bonus  # the message tells it without the bonus
-    traj.reward[-1] = turn["reward"]
+    traj.reward[-1] = turn["reward"] = reward + bonus  # the message tells it without the bonus
     traj.turns.append(turn)
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
-        if traj.ids[-1] == ends[0]:  # it begins with this token, which the model wrote itself: trained, with the reward
+        if traj.ids[-1] == ends[0]:  # the model wrote this token itself (trained, with the reward): not twice
             following = following[1:]
         traj.append(following, sampled=False)
 
@@ -294,13 +294,13 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """Keys and values of all tokens read so far. The model has it as past_key_values and only calls `update`, once per
-    layer. A row with a complete answer waits; its last token is read with the next message. So in one pass rows read
-    different numbers of tokens, and the shorter ones are padded (-). Say the first row has read 7 tokens, the other 5:
-        input    columns in the cache
+    """Keys and values of all tokens read so far: the model's past_key_values. It only calls `update`, once per layer. A
+    row with a complete answer waits; its last token is read with the next message. So in one pass rows read different
+    numbers of tokens, and shorter ones are padded (-). Say the first row has read 7 tokens, the other 5:
+        input    columns in the cache, from 0
         a b c    7 8 9    a token goes behind those that its row has read
-        - - x    6 7 5    pads come first, so that the last position predicts the next token of every row. Their
-                          columns are behind x, so x does not see them, and the row's next tokens overwrite them"""
+        - - x    6 7 5    in the input x is last: there every row's next token is predicted. In the cache pads (6, 7)
+                          are behind x (5): x does not see them, and the row's next tokens overwrite them"""
     def __init__(self):  # before each pass, `read` sets rows (b,), columns to write (b,q), used: the number in use
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
@@ -336,10 +336,9 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
     future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
-    bias = -1e30 * future  # added to the scores (some models would add even a boolean mask)
     with or_say(f"--model {cfg.model} cannot be used here"):
-        output = policy(input_ids=inputs, attention_mask=bias, position_ids=cache.columns, past_key_values=cache,
-                        logits_to_keep=1)
+        output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=1,
+                        attention_mask=-1e30 * future)  # added to the scores (some models add even a boolean mask)
     logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
     need(not logp.isnan().any(), NOT_FINITE)
     return logp
@@ -437,17 +436,16 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
-    mean of A * grad log pi is, up to scale, the gradient of the mean return: what is subtracted only lessens noise,
-    since grad log pi averages 0 (probabilities sum to 1). GRPO's std does more: see grpo_advantages.
-    KL penalty (App. B.2): r_t += kl_coef * log(pi_ref / pi_old)."""
+    """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean).
+    As grad p = p grad log p, the mean of A * grad log pi is, up to scale, the gradient of the mean return (but not with
+    GRPO's std). What is known before a token may be subtracted, to lessen noise: times grad log pi it averages 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)
         batch["kl"] = (batch["old_logp"] - ref_logp) * mask
-        penalty = -cfg.kl_coef * batch["kl"]  # a reward, below 0 on average
+        penalty = -cfg.kl_coef * batch["kl"]  # App. B.2: a reward, kl_coef * log(pi_ref / pi_old)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
@@ -461,7 +459,29 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 
 # ------------------------------------------------------------------------------------------- losses, updates
-def updates(batch, models, cfg, seed):  # -> statistics of each gradient step (E trajectories; an epoch uses each once)
+def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
+    """Minus eq. 4 (PPO) or 6 (GRPO), both min(ratio A, clip(ratio) A), minus the entropy bonus. The ratio makes what
+    pi_old sampled count as if pi had; at first it is 1. Later, clipping stops the gradient of tokens that moved enough:
+         A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
+         1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
+         1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
+        -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
+        -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way"""
+    ratio = (logp - old_logp).exp()
+    unclipped = ratio * adv
+    clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
+    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy  # its gradient matters, not its value
+    return loss, clipped < unclipped
+
+
+def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
+    """Squared error of the critic's forecast. As in policy_loss, a forecast that has moved VALUE_CLIP or more towards
+    `ret` since before the first update gets no gradient; a forecast that moved the wrong way is pulled back."""
+    clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
+    return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
+
+
+def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, on E trajectories
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -482,7 +502,8 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss, was_clipped = policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss_of = models.loss or policy_loss
+        loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
         share = loss.sum() / total
         share.backward()  # at once, so that only one network's activations are in memory
@@ -509,29 +530,6 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
     return norms[0]
 
 
-def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO) or 6 (GRPO), both min(ratio A, clip(ratio) A), minus the entropy bonus. At first every ratio is
-    1 and the gradient that of -A log pi. In later updates clipping zeroes it where a token moved far enough:
-         A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
-         1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
-         1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
-        -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
-        -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way
-    NOTE: only the gradient of this loss matters. Its value tells nothing: at ratio 1 its mean is that of -A."""
-    ratio = (logp - old_logp).exp()
-    unclipped = ratio * adv
-    clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
-    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy
-    return loss, clipped < unclipped
-
-
-def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast. As in policy_loss, a forecast that has moved VALUE_CLIP or more towards
-    `ret` since before the first update gets no gradient; a forecast that moved the wrong way is pulled back."""
-    clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
-    return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
-
-
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # argmax: the first of the highest sums
@@ -542,8 +540,7 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
             parts.append([])
         parts[-1].append(row)
     for some in parts:
-        columns = length[some[-1]]
-        yield some, {name: x[some, :columns] for name, x in batch.items()}
+        yield some, {name: x[some, :length[some[-1]]] for name, x in batch.items()}
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
@@ -636,8 +633,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
         learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # each its own shuffle
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
-    row |= plots.log_columns(trajs, returns(trajs, cfg), learned)
-    return row, trajs, learned
+    return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
 
 def check_ratios(trajs, models, cfg):
@@ -647,14 +643,14 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    is_bf16 = autocast.device in cfg.device
-    need(gap * cfg.temperature < (0.05 if is_bf16 else 1e-4),  # a low temperature magnifies it
+    most = 0.05 if autocast.device in cfg.device else 1e-4
+    need(gap * cfg.temperature < most,  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
 def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
-        sys.exit(130)  # as shells expect after Ctrl-C
+        raise KeyboardInterrupt
     STOP.append(number)
     print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
 
@@ -669,15 +665,15 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     world = envs.title(cfg.env)
     success = sum(traj.success for traj in trajs) / len(trajs)
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
-    random, optimal = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
+    yardsticks = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
     with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
         tqdm.write(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
-                   f"random {random:.2f}  optimal {optimal:.2f}")
+                   f"random {yardsticks[0]:.2f}  optimal {yardsticks[1]:.2f}")
     samples = []
     for traj in trajs[:8]:
-        text = f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"
-        samples.append({"iteration": i, "env": world, "turns": traj.turns, "text": text})
-    return {"eval": {world: success}, "yardsticks": {world: [random, optimal]}}, samples
+        samples.append({"iteration": i, "env": world, "turns": traj.turns,
+                        "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"})
+    return {"eval": {world: success}, "yardsticks": {world: yardsticks}}, samples
 
 
 # ------------------------------------------------------------------------------------------- models and files
@@ -736,7 +732,7 @@ def save(models, cfg):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
         torch.save(state, new / "trainer.pt")
-        for file in sorted(new.iterdir()):
+        for file in sorted(new.iterdir()):  # trainer.pt is the last one
             file.replace(Path(cfg.out, "checkpoint", file.name))
         new.rmdir()
 
@@ -761,7 +757,7 @@ def parse_config(argv=None):  # -> Config
         kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
-    run = given.get("resume", given.get("model", "tiny"))
+    run = given.get("resume", given.get("model", "tiny").removesuffix("/checkpoint"))
     settings = {}
     with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
         if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
@@ -779,7 +775,7 @@ def parse_config(argv=None):  # -> Config
     return cfg
 
 
-if __name__ == "__main__":
+def main(train=train):  # your own script may pass another train(cfg)
     cfg = parse_config()
     try:
         if cfg.trains:
@@ -787,9 +783,13 @@ if __name__ == "__main__":
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
             print(samples[0]["text"])
-    except KeyboardInterrupt:  # before or after training; while it trains: STOP
-        sys.exit(130)
+        if STOP:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells expect after Ctrl-C
     except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback
         sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on from its last checkpoint")
-    if STOP:
-        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

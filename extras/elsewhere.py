@@ -28,19 +28,26 @@ def watch(row, trajs, learned, models, cfg):
         plots.append(cfg.out, "samples.jsonl", samples)
 
 
-def settings(argv=None):  # -> Config
+def own_option():  # sets NAMES; the other options stay on the command line, for ragen_mini.py
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # --help is that of ragen_mini.py
     parser.add_argument("--eval-envs", default="")
-    own, others = parser.parse_known_args(argv)
+    own, sys.argv[1:] = parser.parse_known_args()
     NAMES[:] = own.eval_envs.replace(",", " ").split()
+    asks_for_help = {"-h", "--help"} & set(sys.argv)
+    rm.need(NAMES or asks_for_help, "in which worlds? --eval-envs bandit_test,bandit_rev")
     for name in NAMES:
         envs.find_world(name)  # or say so before anything is trained
-    return rm.parse_config(others)
+    for option in sys.argv[1:]:
+        rm.need(not option.startswith(("--play", "--eval-only")), f"{option} is for ragen_mini.py: this program trains")
+
+
+def train(cfg):
+    rm.need(cfg.eval_every, "--eval-every 0: nothing would be evaluated")
+    result = rm.train(cfg, watch=watch)
+    print("(to go on: this program again, with --eval-envs and --resume)")
+    return result
 
 
 if __name__ == "__main__":
-    cfg = settings()
-    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
-    rm.train(cfg, watch=watch)
-    if rm.STOP:
-        sys.exit(130)
+    own_option()
+    rm.main(train)

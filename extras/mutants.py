@@ -48,7 +48,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
          "output.logits[:, -1].float()"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
-        ("a boolean attention mask", "bias = -1e30 * future", "bias = ~future"),
+        ("a boolean attention mask", "attention_mask=-1e30 * future", "attention_mask=~future"),
         ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),
         ("the rollout keeps its graph", "@torch.no_grad()\ndef rollout(", "def rollout("),
         # filter, advantages

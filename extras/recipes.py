@@ -5,7 +5,7 @@
 
 The ways in:
     train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
-                             a state_dict, also one that you add, is in the checkpoint
+                             a state_dict, also one that you add, is in the checkpoint. models.loss: another policy_loss
     train(cfg, learn=...)    another method; functools.partial(rm.learn, gae=..., of_group=...): other advantages only,
                              while filter, KL penalty and updates stay
     train(cfg, rollout=...)  another way to play; rewards may be changed: traj.reward, one number a token
@@ -60,6 +60,19 @@ def early_turns_count_more(cfg):
                 traj.reward[t] *= 0.9 ** turn
         return trajs
     return rm.train(cfg, rollout=rollout)
+
+
+# -------------------------------------------------------------------------------------------------- another loss
+def cispo(cfg):
+    """CISPO (MiniMax-M1, arXiv 2506.13585): what is clipped is a token's weight, not its gradient: all tokens learn.
+    It shows from an iteration's second update on, where ratios are no longer 1."""
+    def loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> (n,) x2
+        ratio = (logp - old_logp).exp().detach()
+        weight = ratio.clamp(max=1 + cfg.clip_high)
+        return -weight * adv * logp - cfg.entropy_coef * entropy, weight < ratio
+    models = rm.load_models(cfg)
+    models.loss = loss
+    return rm.train(cfg, models)
 
 
 # ----------------------------------------------------------------------------------------------- other rewards
@@ -223,7 +236,7 @@ def own_model(cfg):
     return rm.train(rm.replace(cfg, model=folder))
 
 
-ALL = (rloo, discount_per_turn, early_turns_count_more, short_answers, said, sgd, muon, lora, read_once, bf16,
+ALL = (rloo, discount_per_turn, early_turns_count_more, cispo, short_answers, said, sgd, muon, lora, read_once, bf16,
        own_model)
 RECIPES = {recipe.__name__: recipe for recipe in ALL}
 
@@ -233,9 +246,9 @@ if __name__ == "__main__":
         about, *_ = inspect.getdoc(recipe).splitlines()
         table += f"{name:24}{about}\n"
     rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, table)
-    recipe = RECIPES[sys.argv.pop(1)]
-    cfg = rm.parse_config()
-    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
-    recipe(cfg)
-    if rm.STOP:
-        sys.exit(130)
+    name = sys.argv.pop(1)
+
+    def train(cfg):
+        RECIPES[name](cfg)
+        print(f"(to go on: python extras/recipes.py {name} --resume RUN; ragen_mini.py does not know the recipe)")
+    rm.main(train)

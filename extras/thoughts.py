@@ -121,25 +121,26 @@ def fits(turn):
 
 
 # ------------------------------------------------------------------------------------- the command line
-def settings(argv=None):  # -> Config
+def own_option():  # -> --pay; the others stay on the command line, for ragen_mini.py
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # --help is that of ragen_mini.py
     parser.add_argument("--pay", type=float, default=None)
-    own, others = parser.parse_known_args(argv)
-    cfg = rm.parse_config(others)
+    own, sys.argv[1:] = parser.parse_known_args()
+    return own.pay
+
+
+def train(cfg, pay):
+    rm.need(hasattr(envs.make(cfg.env), "facts"), f"{cfg.env} has no `facts` to compare thoughts with: see the top of this file")
     before = 0.0
     if cfg.resume:
         before = plots.load(cfg.resume).rows[-1].get("pay", 0.0)
-    Claims.pay = before if own.pay is None else own.pay
-    return cfg
+    Claims.pay = before if pay is None else pay
+    result = rm.train(cfg, watch=watch)
+    print("(to go on: this program again, with --resume)")
+    return result
 
 
 if __name__ == "__main__":
     sys.modules["thoughts"] = sys.modules["__main__"]  # `import thoughts` in your world means this, not a second copy
     for name, world in envs.ENVS.items():
         envs.ENVS[name] = with_claims(world)
-    cfg = settings()
-    rm.need(hasattr(envs.make(cfg.env), "facts"), f"{cfg.env} has no `facts` to compare thoughts with: see the top of this file")
-    rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
-    rm.train(cfg, watch=watch)
-    if rm.STOP:
-        sys.exit(130)
+    rm.main(partial(train, pay=own_option()))

@@ -141,10 +141,23 @@ def test_a_second_interrupt_does_not_wait(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         seen.append(row)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(KeyboardInterrupt):
         train(f"{SMALL} --out {tmp_path}/run", watch=watch)
-    assert stopped.value.code == 130 and not seen
-    assert signal.getsignal(signal.SIGINT) is before
+    assert not seen and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupted_program_ends_as_shells_expect(times, tmp_path, monkeypatch):
+    """Also a script that trains by a function of its own."""
+    def own(cfg):
+        rm.STOP.append(signal.SIGINT)
+        if times == 2:
+            raise KeyboardInterrupt
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--env", "bandit"])
+    with pytest.raises(SystemExit) as stopped:
+        rm.main(own)
+    rm.STOP.clear()
+    assert stopped.value.code == 130
 
 
 # --------------------------------------------------------------------------------------- numbers that are not finite

@@ -56,6 +56,24 @@ def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
         assert A == pytest.approx(R[0, i].item() - sum(rest) / 7, abs=1e-5)
 
 
+def test_cispo_is_ppo_where_ratios_are_1(cfg):
+    def weights(train, *flags):
+        _, models = train(cfg("--iterations", 1, "--update-size", 16, *flags))
+        return torch.nn.utils.parameters_to_vector(models.policy.parameters())
+    assert weights(recipes.cispo).allclose(weights(rm.train), atol=1e-5)
+    assert not weights(recipes.cispo, "--epochs", 2).allclose(weights(rm.train, "--epochs", 2), atol=1e-5)
+
+
+def test_cispo_drops_no_token(cfg):
+    """Ratios of 3, 1 and 0.2; A of 2, 2 and -1: the gradient is -A times the ratio, cut at 1.2."""
+    _, models = recipes.cispo(cfg("--iterations", 1))
+    logp = torch.tensor([3.0, 1.0, 0.2]).log().requires_grad_()
+    adv = torch.tensor([2.0, 2.0, -1.0])
+    loss, was_clipped = models.loss(logp, torch.zeros(3), torch.zeros(3), adv, cfg())
+    loss.sum().backward()
+    assert logp.grad.tolist() == pytest.approx([-2.4, -2.0, 0.2]) and was_clipped.tolist() == [True, False, False]
+
+
 def test_a_discount_of_1_per_turn_changes_nothing(cfg):
     plain = trained(rm.train(cfg())[0])
     assert trained(recipes.discount_per_turn(cfg())[0]) == plain

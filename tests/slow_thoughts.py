@@ -186,19 +186,14 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
     assert rows_of(run)[-1]["pay"] == 0.5
     command(f"--resume {run} --iterations 3 --pay 0")
     assert [row["pay"] for row in rows_of(run)] == [0.5, 0.5, 0.5, 0]
-    with pytest.raises(envs.UserError, match="are for ragen_mini.py: this program trains"):
-        command("--env bandit --play 7")
-
-
-def test_options_that_do_not_exist_are_refused():
     for line in ("--pays 1", "--pay", "--pay much"):
         with pytest.raises(SystemExit) as stopped:
-            thoughts.settings(line.split())
+            command(line)
         assert stopped.value.code == 2
 
 
-def test_pay_is_no_setting_of_the_core():
-    cfg = thoughts.settings("--env frozenlake --success-rate 0.8 --pay 0.3".split())
-    assert cfg == rm.parse_config("--env frozenlake --success-rate 0.8".split()) and thoughts.Claims.pay == 0.3
-    thoughts.settings([])
-    assert thoughts.Claims.pay == 0.0
+def test_pay_is_no_setting_of_the_core(monkeypatch):
+    monkeypatch.setattr(sys, "argv", "thoughts.py --env frozenlake --success-rate 0.8 --pay 0.3".split())
+    assert thoughts.own_option() == 0.3
+    assert rm.parse_config() == rm.parse_config("--env frozenlake --success-rate 0.8".split())
+    assert thoughts.own_option() is None

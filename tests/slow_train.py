@@ -2,6 +2,7 @@
 import json
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -53,10 +54,12 @@ def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path):
     assert rows[1]["updates"] == 3 and len(set(weights)) == len(set(seeds)) == 3
 
 
-def test_evaluation_on_other_worlds(tmp_path, folder, capsys):
+def test_evaluation_on_other_worlds(tmp_path, folder, capsys, monkeypatch):
     """extras/elsewhere.py"""
     others = ["sokoban_newvocab", "frozenlake"]
-    assert elsewhere.settings(["--eval-envs", "sokoban_newvocab, frozenlake", "--env", "bandit"]).env == "bandit"
+    monkeypatch.setattr(sys, "argv", ["elsewhere.py", "--eval-envs", "sokoban_newvocab, frozenlake", "--env", "bandit"])
+    elsewhere.own_option()
+    assert sys.argv == ["elsewhere.py", "--env", "bandit"]
     rows = run(tmp_path / "run", "--env", "sokoban", "--iterations", 1, model=folder, watch=elsewhere.watch)
     for row in rows:
         assert list(row["eval"]) == list(row["yardsticks"]) == ["sokoban", *others]

@@ -243,8 +243,11 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume trains on"),
     ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume trains on"),
     ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
-    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
-    ("extras/recipes.py rloo --env bandit --play 7", "are for ragen_mini.py: this program trains"),
+    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only is for ragen_mini.py: this program trains"),
+    ("extras/elsewhere.py --env bandit", "in which worlds?"),
+    ("extras/elsewhere.py --env bandit --eval-envs bandit_rev --eval-every 0", "nothing would be evaluated"),
+    ("extras/recipes.py rloo --env bandit --out {here}/run", "NotADirectoryError"),
+    ("ragen_mini.py --resume {runs}/bandit/checkpoint", "give RUN, not RUN/checkpoint"),
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --warm-lr nan", "--warm-lr and --lesson-lr must be above 0"),
     ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0"),
@@ -275,7 +278,9 @@ def test_a_terminal_without_a_root_sign_shows_a_question_mark():
     ("extras/play.py sokoban", "Up / Down / Left / Right"),  # and the input ends
     ("plots.py curves {runs}/bandit --out x.pdf", "x.pdf\n"),
     ("ragen_mini.py --model {runs}/bandit --eval-only", "bandit 0."),
-    ("ragen_mini.py --model {runs}/bandit/checkpoint --eval-only --env bandit --eval-prompts 4", "bandit 0."),
+    ("ragen_mini.py --model {runs}/bandit/checkpoint --eval-only", "bandit 0."),
+    ("extras/recipes.py rloo --model {runs}/bandit --play 7", "return "),
+    ("extras/elsewhere.py --help", "--iterations"),
     ("ragen_mini.py --resume {runs}/bandit --iterations 2", "{runs}/bandit/curves.png")])
 def test_what_is_right_stays_right(command, prints, runs, user, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
