@@ -87,7 +87,7 @@ def test_points_and_exercises_in_the_text():
     core = re.findall(r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?", text)
     assert [int(number) for number, *_ in core] == [number for number in range(17) if number != 14]
     marked = sum(int(minutes) for *_, minutes, marked in core if marked)
-    assert f"*core* (8 points, {marked} minutes); with the text" in text
+    assert f"*core* (6½ points, {marked} minutes); with the text" in text
     for number, points, _, _ in core:
         value = float(points.replace("½", ".5"))
         assert value == sum(e.points for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} "))
