@@ -167,11 +167,10 @@ def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, monkeypatch):
     monkeypatch.setattr(rm, "MICRO_TOKENS", 1)
     weight = torch.tensor(2.0, requires_grad=True)
     monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (weight * part["old_logp"][part["mask"]], None))
-    monkeypatch.setattr(rm, "policy_loss", lambda logp, entropy, old_logp, adv, cfg: (adv * weight, adv > 0))
     batch = {"mask": torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool(),
              "adv": torch.tensor([[1.0, 0, 0], [0, -3, 1], [1, 1, 0]])}
     batch["old_logp"] = batch["adv"]
-    models = rm.Models(None, None, None, None, None)
+    models = rm.Models(None, None, None, None, None, loss=lambda logp, entropy, old_logp, adv, cfg: (adv * weight, adv > 0))
     assert rm.add_gradients(batch, [0, 1], models, cfg) == {"clip_fraction": 0.5, "policy_loss": 2 * -0.25}
     assert weight.grad == -0.25, "(1 + 0 - 3 + 1) / 4"
 
