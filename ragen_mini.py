@@ -65,7 +65,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (no
 
 # ------------------------------------------------------------------------------------------------- settings
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. At default sizes clip_high is idle: one update
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. A quarter of P*N is E: one update, no clip
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that an algorithm does not use
@@ -94,7 +94,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: float = 1.0  # ppo: discount, per token that the model wrote
-    lam: float = 1.0  # ppo: lambda of GAE. 1 goes by the rewards that came, 0 by the critic's next forecast
+    lam: float = 1.0  # ppo: lambda of GAE. 1: by the rewards that came (noisy), 0: by the next forecast (biased)
     adv_norm: str = "std"  # grpo: subtract the group's mean and divide by its std (std, eq. 5), or only subtract (mean)
     update_size: int = 32  # E: trajectories per update
     epochs: int = 1  # passes over the trajectories of an iteration
@@ -216,7 +216,7 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only
     NOTE: a later message follows an answer whose ids must stay as sampled: encoding its text again may change them. So
     we render a short conversation with the dummy answer "(seam)", and keep what comes after it (first message: all):
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; begins with the end of a turn"""
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; its first token: see take_turn"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -273,7 +273,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
         for episode in range(N):
             trajs.append(begin(name, seed, episode, group, models.tok, cfg))
     end_of_turn = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0]  # <|im_end|>
-    ends = (end_of_turn, models.tok.eos_token_id)
+    ends = end_of_turn, models.tok.eos_token_id
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
@@ -311,7 +311,7 @@ class KVCache:
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # Slices between two index tensors: torch moves the indices' shape (b,q) to the front: (b, q, 2, heads, width)
+        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front. `new` is turned
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
 
@@ -426,8 +426,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return that differs from N-1 equal ones always has |A| =
-    (N-1)/sqrt(N), by however much it differs: a rare large gain counts no more than a frequent small loss. So "std" can
-    make a bandit's better arm *less* likely (tutorial, Exercise 15); "mean" does not."""
+    (N-1)/sqrt(N), however much it differs. Of 16 bandit pulls a single risky one gets 3.75 if it pays (1 in 4), else
+    -3.75, on average -1.9, though it is the better arm (tutorial, Exercise 15). With "mean" the sign is right."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -436,9 +436,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean).
-    As grad p = p grad log p, the mean of A * grad log pi is, up to scale, the gradient of the mean return (but not with
-    GRPO's std). What is known before a token may be subtracted, to lessen noise: times grad log pi it averages 0."""
+    """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
+    mean return is the sum of p R over episodes; as grad p = p grad log p, its gradient is the mean of R * grad log p,
+    where log p adds up log pi. What was known before may be subtracted, to lessen noise: grad log pi averages 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -502,8 +502,8 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss_of = models.loss or policy_loss
-        loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss, was_clipped = (models.loss or policy_loss)(
+            logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
         share = loss.sum() / total
         share.backward()  # at once, so that only one network's activations are in memory
@@ -757,7 +757,7 @@ def parse_config(argv=None):  # -> Config
         kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
-    run = given.get("resume", given.get("model", "tiny").removesuffix("/checkpoint"))
+    run = given.get("resume", re.sub(r"[/\\]checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}
     with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
         if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here

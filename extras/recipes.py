@@ -41,6 +41,8 @@ def rloo(cfg):
 def discount_per_turn(cfg):
     """PPO, where --gamma 0.9 discounts once a turn instead of once a token.
     Rewards and forecasts of turn k are scaled by gamma ** k, which turns the discounted sum into a plain one; then back."""
+    rm.need(cfg.gamma > 0, "--gamma must be above 0")
+
     def gae(reward, value, mask, gamma, lam):  # as rm.gae
         begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # an answer's first token
         scale = gamma ** (begins.cumsum(1) - 1)
@@ -118,6 +120,20 @@ def muon(cfg):
     models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)
     models.optimizer.param_groups[0]["params"] = others  # the policy's
     models.optimizer.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
+    return rm.train(cfg, models)
+
+
+def warm_up(cfg, steps=40):
+    """The rates rise from step to step. Counted by Adam, which is in the checkpoint: exact where a run goes on, too.
+    (--resume sets the rates themselves to those of the settings.)"""
+    models = rm.load_models(cfg)
+    usual = [group["lr"] for group in models.optimizer.param_groups]
+
+    def set_rates(optimizer, *_):  # before each step
+        done = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+        for group, lr in zip(optimizer.param_groups, usual):
+            group["lr"] = lr * min(1, (done + 1) / steps)
+    models.optimizer.register_step_pre_hook(set_rates)
     return rm.train(cfg, models)
 
 
@@ -236,8 +252,8 @@ def own_model(cfg):
     return rm.train(rm.replace(cfg, model=folder))
 
 
-ALL = (rloo, discount_per_turn, early_turns_count_more, cispo, short_answers, said, sgd, muon, lora, read_once, bf16,
-       own_model)
+ALL = (rloo, discount_per_turn, early_turns_count_more, cispo, short_answers, said, sgd, muon, warm_up, lora, read_once,
+       bf16, own_model)
 RECIPES = {recipe.__name__: recipe for recipe in ALL}
 
 if __name__ == "__main__":

@@ -136,6 +136,20 @@ def test_muon_goes_on_where_it_stopped(cfg, tmp_path):
     assert len(changed) == len(list(start.parameters()))
 
 
+def test_rates_rise_step_by_step_also_where_a_run_goes_on(cfg, tmp_path):
+    """Adam's first step moves each weight with a gradient by its rate (with a longer epsilon: a little less)."""
+    before = rm.load_models(cfg()).policy
+    _, models = recipes.warm_up(cfg("--iterations", 1, "--update-size", 16))
+    moved = [(new - old).abs().max().item() for new, old in zip(models.policy.parameters(), before.parameters())]
+    assert max(moved) == pytest.approx(1e-3 / 40, rel=0.02)
+    whole = trained(recipes.warm_up(cfg("--out", tmp_path / "whole"))[0])
+    recipes.warm_up(cfg("--iterations", 1, "--out", tmp_path / "again"))
+    rows, models = recipes.warm_up(rm.parse_config(["--resume", str(tmp_path / "again"), "--iterations", "2"]))
+    assert trained(rows) == whole
+    steps = sum(row["updates"] for row in rows[1:])
+    assert [group["lr"] for group in models.optimizer.param_groups] == pytest.approx([1e-3 * steps / 40] * 2)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_muon_takes_hidden_matrices_alone(tied):
     """GPT-2 has a table of places; its own matrices are called c_attn and so on, Llama's ..._proj."""

@@ -279,6 +279,7 @@ def test_a_terminal_without_a_root_sign_shows_a_question_mark():
     ("plots.py curves {runs}/bandit --out x.pdf", "x.pdf\n"),
     ("ragen_mini.py --model {runs}/bandit --eval-only", "bandit 0."),
     ("ragen_mini.py --model {runs}/bandit/checkpoint --eval-only", "bandit 0."),
+    ("ragen_mini.py --model {runs}/bandit/checkpoint/ --eval-only", "bandit 0."),
     ("extras/recipes.py rloo --model {runs}/bandit --play 7", "return "),
     ("extras/elsewhere.py --help", "--iterations"),
     ("ragen_mini.py --resume {runs}/bandit --iterations 2", "{runs}/bandit/curves.png")])
