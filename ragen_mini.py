@@ -361,7 +361,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # P*N trajectories -> the batch they became, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
-    kept = uncertainty_filter(R, cfg.keep).tolist()  # all groups, unless --keep is below 1
+    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # as the trajectories are; all unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
@@ -378,7 +378,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
     NOTE: U cannot tell whether returns differ because the policy is unsure or because pay-outs are luck."""
     U = R.std(1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
-    return U.argsort(descending=True, stable=True)[:k].sort().values  # in the order of the trajectories
+    return U.argsort(descending=True, stable=True)[:k]
 
 
 def nothing_to_compare(R, cfg):  # (k,N)

@@ -54,6 +54,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         # filter, advantages
         ("returns of the first groups, not of the kept", "compute_advantages(chosen, R[kept],",
          "compute_advantages(chosen, R[:len(kept)],"),
+        ("kept returns in another order than their episodes", "sorted(uncertainty_filter(R, cfg.keep).tolist())",
+         "uncertainty_filter(R, cfg.keep).tolist()"),
         ("the filter keeps the lowest std", "argsort(descending=True, stable=True)", "argsort(stable=True)"),
         ("the filter sees normalised returns", "U = R.std(1, correction=0)",
          "U = grpo_advantages(R).std(dim=1, correction=0)"),

@@ -93,7 +93,7 @@ class LastView:
 
 def learn(trajs, models, cfg, seed, **own):  # as rm.learn
     R = rm.returns(trajs, cfg)
-    kept = rm.uncertainty_filter(R, cfg.keep).tolist()
+    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
     if rm.nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]

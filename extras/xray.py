@@ -43,7 +43,7 @@ def two_episodes(trajs, learned, models, cfg):  # -> list of dicts; one, if the 
     batch, steps = learned[0]
     trajs = [traj for traj in trajs if traj.group < cfg.prompts]
     R = rm.returns(trajs, cfg)
-    kept = rm.uncertainty_filter(R, cfg.keep).tolist()  # as `learn` did: the batch has the rows of these groups
+    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())  # as `learn` did: the batch has the rows of these groups
     if not batch:
         kept = list(range(len(R)))
         batch = rm.collate(trajs, cfg.device)

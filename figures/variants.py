@@ -57,7 +57,7 @@ def free_critic(cfg):
 
 def chosen_by(trajs, cfg):  # the first half of rm.learn -> trajectories of the kept prompts, their returns (k,N)
     R = rm.returns(trajs, cfg)
-    kept = rm.uncertainty_filter(R, cfg.keep).tolist()
+    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
     return [traj for traj in trajs if traj.group % cfg.prompts in kept], R[kept]
 
 
