@@ -143,10 +143,10 @@ def board(env):
     return html(f"<div style='display:flex'>{table(rows, 20)}{text}</div>")
 
 
-def tint(x, most):  # -> red below 0, green above, paler near 0
-    strength = 0.15
-    if x:
-        strength += 0.7 * abs(x) / most
+def tint(x, most):  # -> red below 0, green above, paler near 0, which has no colour
+    if x == 0:
+        return ""
+    strength = 0.15 + 0.7 * abs(x) / most
     hue = "40,160,60" if x > 0 else "210,50,50"
     return f"rgba({hue},{strength:.2f})"
 
@@ -213,6 +213,8 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
         positive = all((line.get_ydata() > 0).all() for line in ax.lines)
         if column == "grad_norm" and positive:
             ax.set_yscale("log")  # which has no place for 0
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter("{x:g}")
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
         ax.set_title("success (evaluation)" if column == "eval" else column, fontsize=9)
