@@ -2,8 +2,8 @@
 
     python extras/episode.py RUN
 
-They are from RUN/samples.jsonl, which has the first eight levels of every evaluation: the one is shown whose return
-has changed most, for better or worse (on the bandit that is luck). Nothing is played.
+They are from RUN/samples.jsonl, which has the first eight levels of every evaluation. If these gained in all, the one
+is shown that gained most, else the one that lost most. Nothing is played.
 """
 import argparse
 import contextlib
@@ -39,7 +39,7 @@ def episode(run):  # -> path of the picture
     with or_say(f"{file} is damaged"):
         samples = whole_lines(file)
         need(samples, f"{file} is empty or damaged: was it ever evaluated?")
-        fig = drawn(*first_and_last(samples))
+        fig = drawn(first_and_last(samples))
     out = Path(run, "episode.png")
     with or_say(f"cannot write {out}"):
         fig.savefig(out, dpi=100)
@@ -54,11 +54,16 @@ def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves 
     return samples
 
 
-def drawn(before, after):  # -> figure
+def drawn(pairs):  # -> figure
+    gains = [R_of(after) - R_of(before) for before, after in pairs]
+    most, word = (max, "gained") if sum(gains) >= 0 else (min, "lost")
+    before, after = pairs[gains.index(most(gains))]
+    means = [np.mean([R_of(sample) for sample in samples]) for samples in zip(*pairs)]
     height = max(len(before["turns"]), len(after["turns"])) + 1
     fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
-    fig.supxlabel(f"The level whose return has changed most{key_to(before['env'])}", fontsize=9)
+    which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most"
+    fig.supxlabel(f"{which}{key_to(before['env'])}", fontsize=9)
     draw(fig, left, height, before, "before")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     return fig
@@ -68,14 +73,14 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
     if world not in envs.ENVS:
         return ""
     if world.startswith("bandit"):
-        return " (by luck: pay-outs differ)"
+        return "; pay-outs are luck"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
     if world == "frozenlake":
         told += ", X you in a hole, √ you at the goal"
     return f": {told}"
 
 
-def first_and_last(samples):  # -> the samples of one level, in the first and in the last evaluation
+def first_and_last(samples):  # -> for each level its sample in the first and in the last evaluation
     world = samples[0]["env"]  # extras/elsewhere.py has others, too
     by_iteration = {}
     for sample in samples:
@@ -84,12 +89,7 @@ def first_and_last(samples):  # -> the samples of one level, in the first and in
             of_iteration.append(sample)
     first = by_iteration[min(by_iteration)]
     last = by_iteration[max(by_iteration)]
-    return max(zip(first, last), key=change)  # the level that changed most
-
-
-def change(before_and_after):
-    before, after = before_and_after
-    return abs(R_of(after) - R_of(before))
+    return list(zip(first, last))
 
 
 def draw(fig, place, height, sample, title):  # turn by turn, downwards; the board, and what was said
