@@ -79,7 +79,7 @@ def thought_of(turn):  # -> text; without </think>, all the rest of the answer; 
 def append(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
         for x in dicts:
-            file.write(json.dumps(x) + "\n")
+            file.write(json.dumps(x, default=float) + "\n")  # float: of tensors and NumPy's numbers
 
 
 # ------------------------------------------------------------------------------------------ when did a run collapse?

@@ -365,7 +365,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # P*N trajectories -> the batc
     if nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
-    batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)  # replaced: another gae, of_group
+    batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)  # replaced: another gae (PPO), of_group (GRPO)
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -581,9 +581,9 @@ def on_grid(function, batch):  # function(part): (n,), one number per token that
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """Your own `learn` or `rollout` must return what ours does. watch(row, trajs, learned, models, cfg) is called
-    before a row is logged (row 0 has no trajs): it may add columns, draw a picture, or return True to stop. NOTE: such
-    a run goes on by your script; --resume alone would use ours."""
+    """Your own `learn` or `rollout` must return what ours does, such as N episodes of each group in turn. watch(row,
+    trajs, learned, models, cfg) is called before a row is logged (row 0 has no trajs): it may add columns, draw, or
+    return True to stop. NOTE: such a run goes on by your script; --resume alone would use ours."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1),
@@ -684,7 +684,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, id, device? Or --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? No network? No critic: --algo grpo"):
         tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)

@@ -5,10 +5,12 @@
 
 The ways in:
     train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
-                             a state_dict, also one that you add, is in the checkpoint. models.loss: another policy_loss
-    train(cfg, learn=...)    another method; functools.partial(rm.learn, gae=..., of_group=...): other advantages only,
-                             while filter, KL penalty and updates stay
-    train(cfg, rollout=...)  another way to play; rewards may be changed: traj.reward, one number a token
+                             a state_dict, also one that you add, is in the checkpoint. models.loss: another policy_loss, a
+                             number for each token. (It shows from the second update on: --update-size 16, --epochs 2)
+    train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
+                             advantages only, while filter, KL penalty and updates stay
+    train(cfg, rollout=...)  another way to play, in evaluations, too; rewards may be changed: traj.reward, one number a
+                             token. It returns groups 0, 1, ..., N episodes each. Training levels: seeds from 256 on
     train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written
     Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,6 +84,7 @@ def test_watch_sees_all_of_an_iteration_adds_columns_and_may_stop(tmp_path, fold
         for batch, steps in learned:
             assert not steps or batch["adv"].shape == batch["mask"].shape
         row["answers"] = sum(len(traj.turns) for traj in trajs)
+        row["of numpy"], row["of torch"] = np.float32(0.5), torch.tensor(0.5)
         return row["iteration"] == 2
     flags = "--env sokoban --online-k 2 --iterations 5 --eval-every 0".split()
     rows = run(tmp_path / "run", *flags, model=folder, watch=watch)
