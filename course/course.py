@@ -15,6 +15,8 @@ import zlib
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from checks import COURSE, check, envs, mutant  # first: the project is found by it
 from exercises import BUGS, EXERCISES
 
@@ -210,11 +212,10 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
             ax.plot(*series(*runs[label], column), style, ms=2.5, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
-        positive = all((line.get_ydata() > 0).all() for line in ax.lines)
-        if column == "grad_norm" and positive:
+        values = np.concatenate([line.get_ydata() for line in ax.lines])
+        if column == "grad_norm" and 0 < 10 * values.min() < values.max():
             ax.set_yscale("log")  # which has no place for 0
             ax.yaxis.set_major_formatter("{x:g}")
-            ax.yaxis.set_minor_formatter("{x:g}")
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
         ax.set_title("success (evaluation)" if column == "eval" else column, fontsize=9)
