@@ -117,12 +117,11 @@ class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
-    def __post_init__(self):  # adds to rows "seconds" so far and, from {"eval": {"sokoban": 0.4}}, "eval sokoban"
+    def __post_init__(self):  # adds to rows, from {"eval": {"sokoban": 0.4}}, a column "eval sokoban"
         yardsticks = self.config.setdefault("yardsticks", {})  # added to config, of each world: random, optimal
-        seconds, rows = 0, []
+        rows = []
         for row in self.rows:
-            seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
-            columns = row | {"seconds": seconds}
+            columns = dict(row)
             for world, success in row.get("eval", {}).items():
                 columns[f"eval {world}"] = success
             rows.append(columns)

@@ -24,6 +24,15 @@ MOST_UPDATES = 16  # an iteration, PPO's: ten of its iterations are 40 of StarPO
 WON = 0.9
 
 
+class Run(plots.Run):
+    def __post_init__(self):  # adds to rows a column "seconds": so far
+        super().__post_init__()
+        seconds = 0
+        for row in self.rows:
+            seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
+            row["seconds"] = seconds
+
+
 # ------------------------------------------------------------------------------------------ measures of one run
 def curve(run, metric):
     return run.series(metric)[1]

@@ -46,8 +46,7 @@ import ledger
 import plots
 import warnings_of_loss
 from envs import UserError, need
-from ledger import markdown
-from plots import Run
+from ledger import Run, markdown
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 plots.LOOKS |= {  # of variants.py and extras/thoughts.py

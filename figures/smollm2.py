@@ -131,7 +131,7 @@ def table(reports):  # -> Markdown
     head = ["", "success before", "after", "iterations", "hours", "tokens a second", "peak memory"]
     rows = []
     for name, report in reports.items():
-        run = plots.Run(report["settings"], report["rows"])
+        run = ledger.Run(report["settings"], report["rows"])
         _, success = run.series(metric_of(report))
         before, after = (envs.with_interval(x, report["settings"]["eval_prompts"]) for x in success[[0, -1]])
         seconds = run.rows[-1]["seconds"]
@@ -154,7 +154,7 @@ def draw(reports, out):
         ax = fig.add_subplot(1, len(worlds), place)
         of_world = [report for name, report in reports.items() if name.startswith(world)]
         for report in of_world:
-            run = plots.Run(report["settings"], report["rows"])
+            run = ledger.Run(report["settings"], report["rows"])
             seed = run.config["seed"]
             plots.draw_run(ax, metric_of(report), run, f"seed {seed}", f"C{seed - 1}")
         plots.finish_panel(ax, metric_of(report))

@@ -227,13 +227,13 @@ def saved(tmp_path):  # -> {name of the run: number of its rows, how often it wa
 def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     (tmp_path / "gate").touch()
     file = tmp_path / "tiny" / "bandit.jsonl.bz2"
-    paper.pack(file, {"another": plots.Run({"env": "bandit"}, [{"iteration": 0}])})
+    paper.pack(file, {"another": paper.Run({"env": "bandit"}, [{"iteration": 0}])})
     paper.main(WORDS)
     assert capsys.readouterr().out == "![](tiny/fig5-8.png)\n\n"
     runs = logged(tmp_path).keys()
     packed = paper.unpack(file)
     assert len(stage) == len(runs) == 4
-    assert packed.pop("another") == plots.Run({"env": "bandit"}, [{"iteration": 0}])
+    assert packed.pop("another") == paper.Run({"env": "bandit"}, [{"iteration": 0}])
     assert packed.keys() == runs
     for run in packed.values():
         assert len(run.rows) == 9

@@ -211,7 +211,7 @@ def invented(measure, metric, value):
             row = {"iteration": i, "seconds_rollout": x if i == 0 else 0.0, "seconds_update": 0.0}
         rows.append(row)
     config = dict(online_k=1, env="bandit", iterations=8, yardsticks={"sokoban": [0.2, 1.0]})
-    return plots.Run(config, rows)
+    return ledger.Run(config, rows)
 
 
 @pytest.mark.parametrize("number", range(len(paper.PAPER["claims"])))
