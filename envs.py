@@ -4,7 +4,6 @@ A world has a state, takes an action, and answers with a new state and a reward.
 `outcomes`, which lists everything that can happen, with probabilities. `step` picks one of these at random:
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one comes first
-
     env = make("sokoban")
     obs, info = env.reset(seed=7, options={"episode": 3})
         # # # # # #
@@ -313,7 +312,10 @@ def find_world(name):  # -> the class or partial that makes the world
     return defined[class_name]
 
 
-run_file = lru_cache(runpy.run_path)  # cached: running a file twice would define two different classes
+@lru_cache  # running a file twice would define two different classes
+def run_file(file):
+    sys.path.append(str(Path(file).parent))  # it may import its neighbours
+    return runpy.run_path(file)
 
 
 def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"

@@ -349,6 +349,13 @@ class Coin(envs.Env):
     render = lambda self: f"{self.state}"
 
 
+def test_a_worlds_file_may_import_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "the_neighbour.py").write_text("from envs import Bandit as Mine\n")
+    (tmp_path / "mine.py").write_text("from the_neighbour import Mine\n")
+    assert isinstance(envs.make(f"{tmp_path}/mine.py:Mine"), envs.Bandit)
+
+
 def test_a_world_by_its_class_or_its_file():
     guess = f"{ROOT}/tests/my_world.py:Guess"
     assert type(envs.make(Coin)) is Coin and envs.title(Coin) == "Coin"
