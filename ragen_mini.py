@@ -212,9 +212,8 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 
 @functools.lru_cache(2048)  # the episodes of a group often read the same
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
-    """`text` as a user's message in the model's chat template, then the first tag of the answer.
-    NOTE: a later message follows an answer whose ids must stay as sampled: encoding its text again may change them. So
-    we render a short conversation with the dummy answer "(seam)", and keep what comes after it (first message: all):
+    """`text` as a user's message in the chat template, then the answer's first tag. NOTE: a later message follows an
+    answer whose ids must stay as sampled. So we render it after a dummy answer, "(seam)", and keep what is after that:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; its first token: see take_turn"""
     chat = [{"role": "user", "content": text}]
@@ -728,7 +727,7 @@ def save(models, cfg):
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
-    with or_say(f"cannot save in {cfg.out}"):
+    with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
         torch.save(state, new / "trainer.pt")
@@ -765,7 +764,7 @@ def parse_config(argv=None):  # -> Config
         known = Config.__annotations__.keys() - {"device", "out"}
         settings = {name: settings[name] for name in settings.keys() & known}
         if "resume" in given:
-            need(settings, f"--resume {run}: there is no checkpoint of a run (give RUN, not RUN/checkpoint)")
+            need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not given.keys() & {"env", "out", "play", "eval_only"},
                  "--resume trains on, in its world and folder. For another one, --play or --eval-only: --model RUN")
         cfg = Config(**settings | given)

@@ -35,7 +35,7 @@ BOLD = dict(fontsize=10, fontweight="bold")
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(Path(run).is_dir(), f"{run} is not the folder of a run")
-    need(file.is_file(), f"{run} has no samples.jsonl: it was never evaluated")
+    need(file.is_file(), f"{run} has no samples.jsonl: is it a run, and was it evaluated?")
     with or_say(f"{file} is damaged"):
         samples = whole_lines(file)
         need(samples, f"{file} is empty or damaged: was it ever evaluated?")
@@ -64,7 +64,7 @@ def drawn(pairs):  # -> figure
     left, right = fig.add_gridspec(1, 2)
     which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most"
     fig.supxlabel(f"{which}{key_to(before['env'])}", fontsize=9)
-    draw(fig, left, height, before, "before")
+    draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     return fig
 
@@ -87,6 +87,7 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
         if sample["env"] == world:
             of_iteration = by_iteration.setdefault(sample["iteration"], [])
             of_iteration.append(sample)
+    need(len(by_iteration) > 1, "evaluated only once: nothing to compare with")
     first = by_iteration[min(by_iteration)]
     last = by_iteration[max(by_iteration)]
     return list(zip(first, last))

@@ -170,6 +170,7 @@ def main(argv=None):
     for name, default in (("prompts", 8), ("rollouts", 16), ("tokens", 400)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args(argv)
+    rm.need(rm.CUDA or args.device != "cuda", "there is no GPU here (--device cpu tries the program itself)")
     args.random = not args.model
     weights = args.model
     if args.random:

@@ -130,10 +130,10 @@ def own_option():  # -> --pay; the others stay on the command line, for ragen_mi
 
 def train(cfg, pay):
     rm.need(hasattr(envs.make(cfg.env), "facts"), f"{cfg.env} has no `facts` to compare thoughts with: see the top of this file")
-    before = 0.0
-    if cfg.resume:
-        before = plots.load(cfg.resume).rows[-1].get("pay", 0.0)
-    Claims.pay = before if pay is None else pay
+    before = [0.0]
+    if cfg.resume:  # the last row may lack it: ragen_mini.py alone does not pay
+        before += plots.load(cfg.resume).series("pay")[1].tolist()
+    Claims.pay = before[-1] if pay is None else pay
     result = rm.train(cfg, watch=watch)
     print("(to go on: this program again, with --resume)")
     return result

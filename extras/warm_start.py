@@ -125,6 +125,7 @@ def main(argv):
     with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     cfg = rm.parse_config(["--model", args.model, *options])
+    rm.need(not cfg.out, f"OUT is {args.out}: no --out")
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
     rm.need((args.warm_lr or 1) > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")
     rm.need(args.lessons >= 0, f"--lessons {args.lessons}: at least 0")

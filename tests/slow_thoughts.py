@@ -186,6 +186,11 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
     assert rows_of(run)[-1]["pay"] == 0.5
     command(f"--resume {run} --iterations 3 --pay 0")
     assert [row["pay"] for row in rows_of(run)] == [0.5, 0.5, 0.5, 0]
+    command(f"--resume {run} --iterations 4 --pay 0.5")
+    with open(run / "log.jsonl", "a") as log:
+        log.write('{"iteration": 5, "success": 0.5}\n')  # by ragen_mini.py alone
+    command(f"--resume {run} --iterations 5")
+    assert rows_of(run)[-1]["pay"] == 0.5
     for line in ("--pays 1", "--pay", "--pay much"):
         with pytest.raises(SystemExit) as stopped:
             command(line)

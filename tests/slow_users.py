@@ -253,6 +253,7 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0"),
     ("extras/warm_start.py tiny {here}/out --env bandit", "/out ("),
     ("extras/warm_start.py tiny --env bandit", "first MODEL and OUT"),
+    ("extras/warm_start.py tiny out --out elsewhere", "OUT is out: no --out"),
     ("extras/warm_start.py --env bandit tiny out", "first MODEL and OUT"),
     ("extras/warm_start.py tiny out --env {here}:OneLevel --lessons 3", "no planner knows"),
     ("extras/recipes.py said --env bandit", "no other --env"),

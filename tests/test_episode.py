@@ -60,11 +60,21 @@ def test_a_state_in_words_is_written_as_it_is(tmp_path, drawn):
 def test_an_unfinished_answer_and_an_unknown_world_are_drawn(tmp_path, drawn):
     one = sample(0, 0, -0.1, "Mine", ["a b\nc d", "a b\nc d"])
     one["turns"][0] |= dict(answer="<think>" + "word " * 200, valid=False)
-    episode.episode(str(written(tmp_path, [one])))
+    episode.episode(str(written(tmp_path, [one, one | {"iteration": 20}])))
     said = words(drawn[0])
     assert "invalid: (no answer)\nreward -0.1" in said and any(text.endswith(" ...") for text in said)
 
 
+def test_a_run_that_was_evaluated_once_is_one_line(tmp_path):
+    with pytest.raises(envs.UserError, match="only once"):
+        episode.episode(str(written(tmp_path, [sample(20, 0, 1.0)])))
+
+
+def test_a_first_evaluation_after_training_says_so(tmp_path, drawn):
+    episode.episode(str(written(tmp_path, [sample(10, 0, 0.0), sample(20, 0, 1.0)])))
+    assert "after iteration 10: return 0" in words(drawn[0])
+
+
 def test_a_run_without_samples_is_one_line(tmp_path):
-    with pytest.raises(envs.UserError, match="was never evaluated"):
+    with pytest.raises(envs.UserError, match="was it evaluated"):
         episode.episode(str(tmp_path))
