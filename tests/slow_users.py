@@ -361,7 +361,7 @@ DAMAGE = [  # how, the command, what the user is told
     (blocked("episode.png"), "extras/episode.py run", "cannot write run/episode.png"),
     (blocked("xray.html"), "extras/xray.py run", "cannot write run/xray.html"),
     (text("samples.jsonl", "{}\n"), "extras/episode.py run", "run/samples.jsonl is damaged (KeyError"),
-    (text("samples.jsonl", '{"env": "bandit", "iteration": 0, "turns": []}\n'), "extras/episode.py run", "is damaged ("),
+    (text("samples.jsonl", '{"env": "bandit", "iteration": 0, "turns": []}\n{"env": "bandit", "iteration": 9, "turns": []}\n'), "extras/episode.py run", "is damaged ("),
     (text("checkpoint", ""), "ragen_mini.py --resume run", "--resume run: "),
     (text("checkpoint", ""), "ragen_mini.py --model run", "--model run cannot be loaded"),
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot be loaded"),
