@@ -23,7 +23,7 @@ LOOKS = {  # metrics, the columns of log.jsonl that are drawn: title; what to lo
     "reward": "mean return (training); an invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns; a lasting fall: a collapse",
-    "reward_std": "in-group return std; 0: groups are all alike",
+    "reward_std": "in-group return std; 0: each group's returns are equal",
     "entropy": "entropy per token; falls as the model decides",
     "grad_norm": "gradient norm; before it is clipped to 1",
     "grad_norm_max": "largest gradient norm; a collapse may follow a spike",
@@ -101,13 +101,13 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # at the end of the run fewer: they suffice if it is dead
+        ahead = below_half[i:i + COLLAPSED_FOR]  # at the run's end fewer: enough if it is dead, and stays so
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
 
-def is_dead(rows):  # ten iterations without an update: taken for the end (too early, if rewards are very rare)
+def is_dead(rows):  # ten iterations without an update: taken for the end (too early, if rewards are rare)
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks it: None is not 0
 
 
@@ -117,7 +117,7 @@ class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
-    def __post_init__(self):  # adds to rows, from {"eval": {"sokoban": 0.4}}, a column "eval sokoban"
+    def __post_init__(self):  # rows become copies with, from {"eval": {"sokoban": 0.4}}, a column "eval sokoban"
         yardsticks = self.config.setdefault("yardsticks", {})  # added to config, of each world: random, optimal
         rows = []
         for row in self.rows:

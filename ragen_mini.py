@@ -293,7 +293,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """Keys and values of all tokens read so far: the model's past_key_values. It only calls `update`, once per layer. A
+    """The model's past_key_values: keys and values of all tokens read so far. Each layer calls `update`. A
     row with a complete answer waits; its last token is read with the next message. So in one pass rows read different
     numbers of tokens, and shorter ones are padded (-). Say the first row has read 7 tokens, the other 5:
         input    columns in the cache, from 0
@@ -437,7 +437,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
     mean return is the sum of p R over episodes; as grad p = p grad log p, its gradient is the mean of R * grad log p,
-    where log p adds up log pi. What was known before may be subtracted, to lessen noise: grad log pi averages 0."""
+    where log p adds up log pi. What a token cannot change may be subtracted, for less noise: grad log pi averages 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -531,7 +531,7 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # argmax: the first of the highest sums
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last own token: the first of the highest sums
     parts = [[]]
     for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
         tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
