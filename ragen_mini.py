@@ -293,8 +293,8 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """The model's past_key_values: keys and values of all tokens read so far. Each layer calls `update`. A
-    row with a complete answer waits; its last token is read with the next message. So in one pass rows read different
+    """The model's past_key_values: keys and values of all tokens read so far. Each layer calls `update`.
+    A row with a complete answer waits; its last token is read with the next message. So in one pass rows read different
     numbers of tokens, and shorter ones are padded (-). Say the first row has read 7 tokens, the other 5:
         input    columns in the cache, from 0
         a b c    7 8 9    a token goes behind those that its row has read
