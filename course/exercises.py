@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import ragen_mini
-from checks import COURSE, Exercise, envs, given, results, rm
+from checks import COURSE, Exercise, envs, given, mutant, results, rm
 
 SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, where an answer says nothing else
 MOST_ITERATIONS = 30
@@ -86,7 +86,10 @@ def beside_something(g, i):  # a lake, a cell beside its goal or a hole, an acti
     end = in_turn(i % 3, *ends)
     near = [cell for cell in ice if math.dist(cell, end) == 1]
     state = pick(g, *near or ice)
-    return dict(env=env, state=state, action=pick(g, *env.actions))
+    action = pick(g, *env.actions)
+    if i % 4 == 3 and (0, 0) in ice:  # where two of three ways end at the edge
+        state, action = (0, 0), pick(g, "Left", "Up")
+    return dict(env=env, state=state, action=action)
 
 
 def one_step(answer, env, state, action):
@@ -121,14 +124,16 @@ INSTEAD = {  # part of the text: what stands there in a corner case
     "answer": [  # "Down" is "down" in half of the cases
         "down || Left", " Up ||Left", " UP ", "Up||Up||Up||Up||Up||Left", "Up||Up||Up||Up||jump", "U p",
         "Down || jump", "", "Down||", "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2",
+        "\nDown\n", "Down.", "D", "Up|||Left", "Up||Up||Up||Up||Up</think>", "Up||Up||Up||Up||Up||<think>",
+        "Up||Up||Up||Up||Up</answer>",
         "Up||Up||Up||Up||Up||<think>x</think>", "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p"],
     "thought": [
         "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>",
         "<think>x</think><think>y</think>", "<think>an <answer> in it</think>", "<think>x<think></think>",
-        "<think>x</think></think>", "<Think>x</Think>", "<think>x</think><answer>Up</answer>", "x</think>"],
+        "<think>x</think></think>", "<Think>x</Think>", "<think>x</answer>y</think>", "<think><THINK></think>", "<think>x</think><answer>Up</answer>", "x</think>"],
     "before": [" ", "\n", "So: "],
     "gap": [" ", "\n\n", "so"],
-    "behind": ["\n", " and more", ".", "<think>y</think>", "<answer>Up</answer>"],
+    "behind": ["\n", " and more", "\nand more", ".", "<think>y</think>", "<answer>Up</answer>"],
     "tag": ["<Answer>"],
     "end": ["</ANSWER>", ""]}
 CORNERS = [(part, text) for part, texts in INSTEAD.items() for text in texts]
@@ -177,8 +182,10 @@ def written(traj, pieces):
 
 
 def record(answer, pieces):
+    if "append" not in vars(answer):
+        raise ValueError("the class has no `append` of its own")
     traj = written(answer(None, 0, 10), pieces)
-    names = ("ids", "mask", "old_logp", "reward", "answer_start")
+    names = ("ids", "mask", "old_logp", "reward", "answer_start", "cached")
     return {name: getattr(traj, name) for name in names}
 
 
@@ -206,6 +213,7 @@ def make_batch(answer, trajs, device):
     batch = given(answer(trajs, device))
     found = {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
     found |= float32(old_logp=batch["old_logp"], reward=batch["reward"])
+    found["inputs may be looked up"] = getattr(batch["inputs"], "dtype", None) in (torch.int64, torch.int32)
     last = torch.tensor([len(traj.ids) - 1 for traj in trajs])
     behind = torch.arange(last.max()) >= last[:, None]  # an episode's end: any tokens (no -100) will do there
     for key in ("inputs", "targets"):
@@ -271,12 +279,18 @@ def groups(g, i):
         R[0, -1] += 1e-6  # but for rounding
         R[1] = 0
         R[1, 0] = -0.1  # but for one invalid answer
+    if P == 1:  # one among as many as in training
+        R = torch.zeros(1, 16)
+        R[0, whole(g, 0, 15)] = in_turn(i // 5, -0.1, 0.01, 1.0)
     return dict(R=R, norm=in_turn(i, "std", "std", "mean"))
 
 
 def prompts(g, i):
     P = in_turn(i, 4, 3, 8, 7, 5, 100, 6)
     keep = in_turn(i, 0.5, 0.25, 0.3, 0.5, 0.67, 0.29, 1.0)
+    if i > 1000 and i % 2:
+        P = whole(g, 3, 40)
+        keep = whole(g, 1, 100) / 100
     R = group_returns(g, P, 6, power=3)
     if i % 7 == 3:
         R[1:] = R[0].roll(1)  # alike but for their order
@@ -294,7 +308,8 @@ def kept_prompts(answer, R, keep):
     return {"how many are kept": len(kept), "U of the kept": sorted(U.get(k, -1.0) for k in chosen)}
 
 
-def steps(g, i, B=2):  # the world's tokens have values that must not matter
+def steps(g, i):  # the world's tokens have values that must not matter
+    B = 2 + i % 2
     T = in_turn(i, 6, 6, 6, 6, 6, 300)
     mask = torch.tensor(g.random((B, T)) < 0.6)
     mask[0, T // 2] = False
@@ -302,6 +317,7 @@ def steps(g, i, B=2):  # the world's tokens have values that must not matter
         mask[1] = False  # the model wrote nothing there
     value = normal(g, B, T).where(mask, torch.tensor(pick(g, 50.0, -77.0)))
     reward = normal(g, B, T) * mask + 0.0
+    reward[0] *= 10  # as large as a win in Sokoban
     gamma = in_turn(i, 0.9, 1.0, 0.5)
     lam = in_turn(i, 0.8, 1.0, 0.95, 0.0)
     if i % 6 == 3:  # a forecast that never changes, and comes true: some advantages are exactly 0
@@ -352,28 +368,28 @@ def batch_to_learn(g, i):
     if critic:
         batch |= {"value": normal(g, 5, 7), "ret": normal(g, 5, 7)}
     rows = g.permutation(5)[:4].tolist()  # one is not in this step
-    models = rm.Models(policy, critic, None, None, None)
+    models = rm.Models(policy, critic, None, torch.optim.SGD(policy.parameters()), None)
     constants = {"rm.MICRO_TOKENS": 16, "rm.VALUE_CLIP": 0.4}
     return dict(batch=batch, rows=rows, models=models, cfg=cfg) | constants
 
 
 def gradients(g, i):
     """Of different lengths in policy and critic (none in every third case); the optimizer moves by them."""
-    policy = with_gradient(g)
+    policy = with_gradient(g, in_turn(i, 3.0, 0.9, 50.0, 1.7, 0.3))
     groups = [dict(params=policy.parameters(), lr=0.5)]
     critic = None
     if i % 3:
-        critic = with_gradient(g)
+        critic = with_gradient(g, in_turn(i, 0.9, 3.0, 1.7, 0.3, 50.0))
         groups.append(dict(params=critic.parameters(), lr=0.25))
     optimizer = torch.optim.SGD(groups, weight_decay=0.1)
     models = rm.Models(policy, critic, None, optimizer, None)
     return {"models": models, "rm.MAX_GRAD_NORM": in_turn(i, 1.0, 2.0)}
 
 
-def with_gradient(g):
+def with_gradient(g, length):
     network = torch.nn.Linear(3, 1)
     gradient = torch.tensor(g.normal(size=4)).float()
-    gradient *= pick(g, 0.3, 0.9, 1.7, 3.0, 50.0) / gradient.norm()
+    gradient *= length / gradient.norm()
     network.weight.data, network.weight.grad = normal(g, 1, 3), gradient[None, :3]
     network.bias.data, network.bias.grad = normal(g, 1), gradient[3:]
     return network
@@ -421,7 +437,7 @@ def to_judge(g, i):
 
 def judged(answer, *inputs):
     batch = given(answer(*inputs))
-    return {key: batch[key] for key in ("adv", "value", "ret", "kl") if key in batch}
+    return {key: batch[key] for key in ("adv", "value", "ret", "kl", "mask", "reward") if key in batch}
 
 
 def next_words(g, i, V=5):  # of two distributions in turn
@@ -456,7 +472,7 @@ def drawn(answer, logp, seed):
             "the generator goes on": not tokens[:, 0].equal(tokens[:, 1]),
             "each one its own log-probability": noted.allclose(logp.gather(1, tokens)),
             "entropy": torch.tensor([traj.entropy for traj in trajs[:2]]),
-            "cached": trajs[0].cached, "mask": trajs[0].mask}
+            "cached": [traj.cached for traj in trajs[-2:]], "mask": [traj.mask for traj in trajs[-2:]]}
 
 
 @functools.cache
@@ -467,7 +483,7 @@ def tokenizer():
 TURNS = (  # what `tiny` says after <think>; `solve` becomes what wins
     dict(says="solve || Left", bonus=0.5),
     dict(says="Down"),
-    dict(text="I go . <|im_end|>"),
+    dict(text="I go . <|im_end|>", bonus=0.5),
     dict(says="Left", tokens=5),
     dict(says="Up || Left", world="sokoban"),
     dict(says="solve", world="sokoban"),
@@ -553,11 +569,39 @@ def order_of_alarm(log, window=5, factor=2, band=(130, 145)):
     return sorted(first, key=first.get)
 
 
+alarms = mutant(order_of_alarm, "sorted(first, key=first.get)", "first")  # -> {column: iteration}
+
+
+MISREADINGS = (("window=5", "window=3"), ("factor=2", "factor=1.5"), ("factor=2", "factor=3"),
+               ("np.median(recent)", "np.mean(recent)"), ("np.median([row", "np.mean([row"),
+               ("log[i + 1 - window:i + 1]", "log[i:i + window]"), ("band=(130, 145)", "band=(1, 145)"))
+
+
+@functools.cache
+def made_up(i):
+    """A log of steps and noise, in which one usual misreading gives another order; the alarms are not close together."""
+    g = np.random.default_rng(i)
+    misread = mutant(order_of_alarm, *in_turn(i, *MISREADINGS))
+    while True:
+        log = [{"iteration": t} for t in range(195)]  # before training there is nothing else, as in the shipped one
+        for column in ("entropy", "reward_std", "valid"):
+            y = g.lognormal(sigma=0.15, size=195)
+            for step in whole(g, 120, 185, n=3):
+                y[step:] *= g.uniform(0.3, 3)
+            for row in log[1:]:
+                row[column] = round(y[row["iteration"]], 3)
+        first = sorted(alarms(log).values())
+        if len(first) == 3 and min(np.diff(first)) > 2 and misread(log) != order_of_alarm(log):
+            return log
+
+
 def some_log(g, i):
-    """The shipped one; then others, with the columns exchanged, and jumps of one iteration where nothing has moved."""
+    """The shipped one; it with the columns exchanged, and jumps of one iteration where nothing has moved; made-up ones."""
     _, rows = collapse_rows()
     if i == 0:
         return dict(log=rows)
+    if i > 1:
+        return dict(log=copy.deepcopy(made_up(i)))
     columns = ["entropy", "reward_std", "valid"]
     new = dict(zip(columns, g.permutation(columns).tolist()))
     rows = [{new.get(name, name): value for name, value in row.items()} for row in rows]
@@ -578,16 +622,19 @@ def nothing(g, i):
 
 
 def passes(answer, batch, rows, models, cfg):
-    """Does the policy read the parts one at a time, each one's gradient being there before the next?"""
+    """Are the parts read one at a time, and is each one's gradient there before the policy reads the next?"""
     most = max(len(some) for some, _ in rm.micro_batches(batch, rows))
     read, done = [], []
 
     def look(network, _, output):
         read.append(len(output.last_hidden_state))
-        done.append(models.policy.lm_head.weight.grad is not None)
+        if network is models.policy.base_model:
+            done.append(models.policy.lm_head.weight.grad is not None)
     models.policy.base_model.register_forward_hook(look)
+    if models.critic:
+        models.critic.base_model.register_forward_hook(look)
     log = given(answer(batch, rows, models, cfg))
-    numbers = isinstance(log, dict) and all(torch.as_tensor(x).numel() == 1 for x in log.values())
+    numbers = isinstance(log, dict) and all(torch.as_tensor(x).ndim == 0 for x in log.values())
     return {"returns a dict of numbers": numbers,
             "reads a part at a time": max(read, default=0) <= most,
             "backward before the next part": all(done[1:])}
@@ -639,5 +686,5 @@ EXERCISES = {exercise.name: exercise for exercise in [  # name, title, points, t
     Exercise("paradox", "15 the bandit paradox, on paper", 0.5,
              expected_advantages, nothing, on_paper, shown=1, show_spec=False),
     Exercise("collapse", "16 what moved first?", 0.5,
-             order_of_alarm, some_log, read_order, shown=5, show_spec=False),
+             order_of_alarm, some_log, read_order, shown=9, show_spec=False),
 ]}

@@ -233,6 +233,10 @@ def test_nbgrader(tmp_path, short_default):
     assert {float(line["max_score"]) for line in lines} == {26}, "20 by checks, 6 for the questions that are graded by hand"
     found = {line["student_id"]: float(line["score"]) for line in lines}
     assert found == {student: points for student, (_, points) in right.items()}
+    told = subprocess.run([sys.executable, source / "course/staff/points.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    by_student = {line.split()[0]: line.split()[1:] for line in told.stdout.splitlines()}
+    assert by_student["right"] == "checks 20 words 0 core 6.5".split() and by_student.keys() == right.keys()
     nbgrader(feedback)
     page = (tmp_path / "feedback" / "untouched" / "tutorial" / "tutorial.html").read_text()
     assert "none of the" in page and "not written yet" in page, "why there are no points"
