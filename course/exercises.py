@@ -585,9 +585,9 @@ def made_up(i):
     while True:
         log = [{"iteration": t} for t in range(195)]  # before training there is nothing else, as in the shipped one
         for column in ("entropy", "reward_std", "valid"):
-            y = g.lognormal(sigma=0.15, size=195)
-            for step in whole(g, 120, 185, n=3):
-                y[step:] *= g.uniform(0.3, 3)
+            y = g.lognormal(sigma=0.25, size=195)
+            for step in whole(g, 125, 185, n=3):
+                y[step:] *= g.choice([0.3, 0.5, 0.6, 1.4, 1.7, 2.4])
             for row in log[1:]:
                 row[column] = round(y[row["iteration"]], 3)
         first = sorted(alarms(log).values())
