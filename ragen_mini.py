@@ -642,7 +642,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    most = 0.05 if autocast.device in cfg.device else 1e-4
+    most = 0.05 if autocast.device in cfg.device else 1e-4  # bf16; fp32
     need(gap * cfg.temperature < most,  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
