@@ -209,7 +209,8 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
     for place, column in enumerate(columns, 1):
         ax = fig.add_subplot(1, len(columns), place)
         for style, label in zip(("-o", "--s"), runs):
-            ax.plot(*series(*runs[label], column), style, ms=2.5, label=label)
+            x, y = series(*runs[label], column)
+            ax.plot(x, y, style if len(x) < 60 else style.rstrip("os"), ms=2.5, lw=1, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
         values = np.concatenate([line.get_ydata() for line in ax.lines])
@@ -218,7 +219,8 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
             ax.yaxis.set_major_formatter("{x:g}")
         if column in ("eval", "success", "valid"):
             ax.set_ylim(-0.02, 1.02)
-        ax.set_title("success (evaluation)" if column == "eval" else column, fontsize=9)
+        title = "success (evaluation)" if column == "eval" else column
+        ax.set_title(title + " (log)" * (ax.get_yscale() == "log"), fontsize=9)
         ax.set_xlabel("iteration", fontsize=8)
         if place == 1 and len(runs) > 1:
             ax.legend(fontsize=8)

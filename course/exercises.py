@@ -260,7 +260,7 @@ def choices(g, i):
 
 def words_and_choices(answer, *inputs):
     found = results("logp", "entropy")(answer, *inputs)
-    return found | float32(logp=found["logp"])
+    return found | float32(**found)
 
 
 # ------------------------------------------------------------------------------------------- how good was it
