@@ -1,6 +1,6 @@
 """Answers to the exercises of tutorial.ipynb as cells: the shipped functions, what students write; notebooks of them.
 
-    python course/staff/answers.py solved.ipynb
+    python course/staff/answers.py FILE      a solved notebook; not below nbgrader's `source`, or it would be handed out
 """
 import json
 import sys
