@@ -310,7 +310,7 @@ class KVCache:
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front. `new` is turned
+        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front; so must `new` be
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
 

@@ -288,7 +288,7 @@ def groups(g, i):
 def prompts(g, i):
     P = in_turn(i, 4, 3, 8, 7, 5, 100, 6)
     keep = in_turn(i, 0.5, 0.25, 0.3, 0.5, 0.67, 0.29, 1.0)
-    if i > 1000 and i % 2:
+    if i > 1000 and i % 2:  # of the hidden ones: any size, any share
         P = whole(g, 3, 40)
         keep = whole(g, 1, 100) / 100
     R = group_returns(g, P, 6, power=3)
