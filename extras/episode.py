@@ -28,7 +28,8 @@ ROOM = ["#6b6660", "#f3eee6", "#f1b7a4", "#b57b3a", "#5c9f4b", "#f3eee6", "#f1b7
 SOKOBAN = dict(zip("#_OX√PS", ROOM))  # wall, floor, target, box, box on target, you, you on target
 RENAMED = dict(zip("W.GBCA@", ROOM))  # sokoban_newvocab
 COLOURS = {"frozenlake": LAKE, "sokoban": SOKOBAN, "sokoban_large": SOKOBAN, "sokoban_newvocab": RENAMED}
-WORDS = 34  # letters in a line
+LETTERS = 32  # in a line
+LINE = 14  # its height in points
 BOLD = dict(fontsize=10, fontweight="bold")
 
 
@@ -60,11 +61,11 @@ def drawn(pairs):  # -> figure
     before, after = pairs[gains.index(most(gains))]
     means = [np.mean([R_of(sample) for sample in samples]) for samples in zip(*pairs)]
     height = max(len(before["turns"]), len(after["turns"])) + 1
-    fig = matplotlib.figure.Figure(figsize=(10, 1.45 * height + 0.4), layout="constrained")
+    fig = matplotlib.figure.Figure(figsize=(9, 1.35 * height + 0.6), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
-    which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most"
-    fig.supxlabel(f"{which}{key_to(before['env'])}", fontsize=9)
-    draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before")
+    which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
+    fig.supxlabel(f"{which}\n{key_to(before['env'])}", fontsize=9)
+    draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     return fig
 
@@ -73,11 +74,11 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
     if world not in envs.ENVS:
         return ""
     if world.startswith("bandit"):
-        return "; pay-outs are luck"
-    told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
+        return "Pay-outs are luck."
     if world == "frozenlake":
-        told += ", X you in a hole, √ you at the goal"
-    return f": {told}"
+        return "P player, O hole, G goal, X player in a hole, √ player at the goal"
+    told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
+    return told.replace("you", "player")
 
 
 def first_and_last(samples):  # -> for each level its sample in the first and in the last evaluation
@@ -101,9 +102,10 @@ def draw(fig, place, height, sample, title):  # turn by turn, downwards; the boa
         draw_board(ax, turn["state"], colours)
         if row == 0:
             ax.set_title(f"{title}: return {R_of(sample):g}", loc="left", **BOLD)
-        write(fig.add_subplot(grid[row, 1]), turn)
+        write(fig.add_subplot(grid[row, 1]), row + 1, turn)
     end = fig.add_subplot(grid[row + 1, 0])
     draw_board(end, last_state(sample), colours)
+    put(fig.add_subplot(grid[row + 1, 1]), 0, "end", color="0.4")
 
 
 def R_of(sample):
@@ -150,20 +152,22 @@ def is_board(rows):  # lines of single symbols, all of one length?
     return len(rows) > 1 and len(lengths) == 1 and max(map(len, symbols)) == 1
 
 
-def write(ax, turn):  # what the model said, and what it earned
+def put(ax, line, text, **style):  # below so many lines
     ax.set_axis_off()
-    inside = ax.transAxes  # places are shares of this panel
-    thought = textwrap.shorten(plots.thought_of(turn), 4 * WORDS, placeholder=" ...")
-    thought = textwrap.fill(thought, WORDS)
-    ax.text(0, 1, thought, va="top", style="italic", transform=inside)
+    ax.annotate(text, (0, 1), xycoords="axes fraction", xytext=(0, -LINE * line), textcoords="offset points", va="top", **style)
+
+
+def write(ax, number, turn):  # what the model said, and what it earned
+    put(ax, 0, f"turn {number}", color="0.4")
+    thought = textwrap.wrap(plots.thought_of(turn), LETTERS, max_lines=3, placeholder=" ...")
+    put(ax, 1, "\n".join(thought), style="italic")
     said = turn["answer"].partition("<answer>")[2] or "(no answer)"
     if turn["valid"]:
         said = said.partition("</answer>")[0]
     else:
         said = f"invalid: {said}"
-    lines = textwrap.wrap(said.strip(), WORDS, max_lines=2, placeholder=" ...")
-    result = "\n".join([*lines, f"reward {turn['reward']:g}"])
-    ax.text(0, 0.02, result, va="bottom", transform=inside, **BOLD)
+    lines = textwrap.wrap(said.strip(), LETTERS, max_lines=2, placeholder=" ...")
+    put(ax, 1.3 + len(thought), "\n".join([*lines, f"reward {turn['reward']:g}"]), **BOLD)
 
 
 if __name__ == "__main__":

@@ -37,16 +37,16 @@ def test_the_level_that_changed_most_is_shown_before_and_after(tmp_path, drawn):
                              sample(40, 0, 0.0), sample(40, 1, 1.0), sample(40, 2, 99.0, env="elsewhere")])
     assert episode.episode(str(run)) == run / "episode.png"
     said = words(drawn[0])
-    assert "before: return -0.1" in said and "after iteration 40: return 1" in said
+    assert "before training: return -0.1" in said and "after iteration 40: return 1" in said
     assert said.count("It is 1 right.") == 2 and "Right\nreward 1" in said and "Right\nreward -0.1" in said
-    assert drawn[0].get_supxlabel().startswith("Of 2 levels (mean return -0.05, then 0.50) the one that gained most: P you")
+    assert drawn[0].get_supxlabel().startswith("Of 2 levels (mean return -0.05, then 0.50) the one that gained most.\nP player, O hole")
     assert said.count("√") == 2 and said.count("P") == said.count("G") == 2, "before the answer, and after it"
 
 
 def test_if_the_levels_lost_in_all_one_that_lost_is_shown(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, 1.0), sample(20, 0, 0.1), sample(20, 1, 0.5)])
     episode.episode(str(run))
-    assert "before: return 1" in words(drawn[0]) and "after iteration 20: return 0.5" in words(drawn[0])
+    assert "before training: return 1" in words(drawn[0]) and "after iteration 20: return 0.5" in words(drawn[0])
     assert "(mean return 0.50, then 0.30) the one that lost most" in drawn[0].get_supxlabel()
 
 
