@@ -307,6 +307,8 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
         between = ":\n" if columns == 4 else ": "
         heading = place + between + TITLES[metric.split()[0]]
         lessons = PAPER["figures"][name].get("lessons", False)
+        if lessons:  # the picture's title says what is drawn
+            heading = place
         panels.append(Panel(in_full(world, metric), heading, lines, lessons))
     file = f"{name}.png"
     if args.iterations:
@@ -378,15 +380,16 @@ def draw_yardsticks(ax, panel):
         for level in levels:
             ax.axhline(level, color="0.4", lw=1, ls=":")
         ax.text(0.98, random, f"random {random:.2f}", ha="right", va="top", **style)
-        ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va="top", **style)
+        side = "bottom" if panel.lessons else "top"
+        ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va=side, **style)
     if panel.lessons:
+        ax.set_ylim(0, 1.15)
         (runs,) = panel.lines.values()
         alone = float(lessons_alone(runs[0].config))
         ax.axhline(alone, color="C1", lw=1.5, ls="--")
-        side = "top"  # below the line, or above it: where the curves are not
-        if alone > np.mean(ends_of(runs, panel.metric)):
-            side = "bottom"
-        ax.text(0.98, alone, f"lessons alone {alone:.2f}", ha="right", va=side, **style)
+        ax.text(0.02, alone, f"lessons {alone:.2f}", ha="left", va="top", **style | {"color": "#a05a00"})
+        (before,) = {values[0] for values in align_seeds(runs, panel.metric)[1]}  # the same in all seeds
+        ax.annotate(f"tiny {before:.2f}", (0, before), xytext=(6, -12), textcoords="offset points", color="C0")
 
 
 def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -436,26 +439,46 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
-    draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png")
+    marks = {int(i): words for i, words in PAPER["figures"][name]["marks"].items()}
+    if seed != PAPER["figures"][name]["seed"]:
+        marks = {}
+    draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png", marks)
     title += f" (seed {seed})"
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
 
 @matplotlib.style.context(plots.STYLE)
-def draw_signals(title, run, metrics, out):
+def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: what is to be seen from there on}
     _, lost_at = plots.peak_and_collapse(run)
-    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(metrics) + 1), layout="constrained")
+    end = run.rows[-1]["iteration"]
+    fig = matplotlib.figure.Figure(figsize=(8, 1.3 * len(metrics) + 1), layout="constrained")
     axes = fig.subplots(len(metrics), 1, sharex=True)
     for ax, metric in zip(axes, metrics):
         x, y = run.series(metric)
-        ax.plot(x, y, color="C0", lw=1)
         ax.set_title(TITLES[metric], loc="left")
         if metric in plots.LOG_AXIS:
-            ax.set_yscale("symlog", linthresh=1e-4)
-        ax.axvspan(lost_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
+            draw_with_median(ax, x, y)
+        else:
+            ax.plot(x, y, color="C0", lw=1)
+            ax.set_ylim(-0.05, 1.1)
+        ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
+        for i in marks:
+            ax.axvline(i, color="C1", lw=1, ls="--")
+    for row, (i, words) in enumerate(marks.items()):  # each lower than the one before
+        side = "left" if i < end / 2 else "right"
+        axes[0].annotate(f" {i}: {words} ", (i, 0.7 - 0.25 * row), ha=side, va="center", color="#a05a00")
     axes[-1].set_xlabel("iteration")
     fig.suptitle(title)
     save(fig, out)
+
+
+def draw_with_median(ax, x, y, around=10):  # spikes would own a mean
+    windows = np.lib.stride_tricks.sliding_window_view(y, 2 * around + 1)
+    ax.plot(x, y, color="C0", lw=0.6, alpha=0.6)
+    ax.plot(x[around:-around], np.median(windows, axis=1), color="C0", lw=2)
+    ax.set_title(f"{ax.get_title(loc='left')} (thick: median of {2 * around + 1} iterations)", loc="left")
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:g}")
 
 
 def losses(name, args):  # -> Markdown of the picture: which share of the runs is not lost yet, by number of updates
