@@ -2,7 +2,7 @@
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
-    python plots.py collapse RUN                        one below the other: what moved first? RUN/collapse.png
+    python plots.py collapse RUN                        one below the other, to see which moved first
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # metrics, the columns of log.jsonl that are drawn: title; what to look for
+LOOKS = {  # metrics, the columns of log.jsonl that are drawn: "title; what to look for"
     "reward": "mean return (training); an invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns; a lasting fall: a collapse",
@@ -32,15 +32,16 @@ LOOKS = {  # metrics, the columns of log.jsonl that are drawn: title; what to lo
     "think_length": "words per thought; near 0: thoughts are empty",
     "distinct": "different thoughts / thoughts; near 0: an echo",
 }
-DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]
+DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
+SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")  # in `collapse`
 LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3, "savefig.dpi": 90}]
 
 
-# ----------------------------------------------------------------------------------------------- what a run logs
-def log_columns(trajs, R, learned):  # R (P,N), learned: what `learn` returned (--online-k: k times) -> columns
+# ---------------------------------------------------------------------------- what a run logs, and how it is read
+def log_columns(trajs, R, learned):  # R (P,N); learned: (batch, steps) of each call of `learn` -> columns of a row
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
@@ -76,49 +77,27 @@ def thought_of(turn):  # -> text; without </think>, all the rest of the answer; 
     return found[1] if found else ""
 
 
+def start_log(folder, log):  # log: "", or what the checkpoint holds; rows after it are dropped, and made again
+    file = Path(folder, "log.jsonl")
+    if file.is_file() and not file.read_text(errors="replace").startswith(log):
+        print(f"{file} does not begin as the checkpoint's log (is one of them another run's?): kept as log.old")
+        file.replace(f"{folder}/log.old")
+    file.write_text(log)
+
+
 def append(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
         for x in dicts:
             file.write(json.dumps(x, default=float) + "\n")  # float: of tensors and NumPy's numbers
 
 
-# ------------------------------------------------------------------------------------------ when did a run collapse?
-WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
-SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")
-
-
-def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of the collapse (or None)
-    """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
-        iteration      1    2    3    4    5    6    7    8
-        success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
-        mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at iteration 3, where the window with the highest mean, 1.0, begins; before it, success still rose. The
-    collapse is at 6, the first of three iterations in a row whose own success (not the mean) is below half of 1.0."""
-    iterations, success = run.series("success")
-    n = min(WINDOW, len(success))
-    means = np.convolve(success, np.ones(n) / n, "valid")
-    peak = means.argmax()
-    below_half = success < means[peak] / 2
-    for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # at the run's end fewer: enough if it is dead, and stays so
-        if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
-            return iterations[peak], iterations[i]
-    return iterations[peak], None
-
-
-def is_dead(rows):  # ten iterations without an update: taken for the end (too early, if rewards are rare)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # iteration 0 lacks it: None is not 0
-
-
-# ------------------------------------------------------------------------------------------- a run and its curves
 @dataclass
 class Run:
     config: dict  # config.json
     rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
 
-    def __post_init__(self):  # rows become copies with, from {"eval": {"sokoban": 0.4}}, a column "eval sokoban"
-        yardsticks = self.config.setdefault("yardsticks", {})  # added to config, of each world: random, optimal
+    def __post_init__(self):  # copies the rows; of {"eval": {"sokoban": 0.4}} it makes a column "eval sokoban"
+        yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}, from the rows
         rows = []
         for row in self.rows:
             columns = dict(row)
@@ -137,17 +116,42 @@ class Run:
 def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run with a log")
-    lines = log.read_text(errors="replace").splitlines()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the last one may still be written
-            need(number == len(lines), f"{log}, line {number}, is damaged")
     with or_say(f"{folder}: config.json or log.jsonl is damaged"):
+        rows = []
+        for line in log.read_text().split("\n")[:-1]:  # what follows the last \n is still being written
+            rows.append(json.loads(line))
         return Run(json.loads(config.read_text()), rows)
 
 
+# ------------------------------------------------------------------------------------------ when did a run collapse?
+WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
+COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
+
+
+def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of the collapse (or None)
+    """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
+        iteration      1    2    3    4    5    6    7    8
+        success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
+        mean of two    .55  .95  1.0  0.8  .35  .05  0.0
+    The peak is at iteration 3, where the window with the highest mean, 1.0, begins; before it, success still rose. The
+    collapse is at 6, the first of three iterations in a row whose own success (not the mean) is below half of 1.0."""
+    iterations, success = run.series("success")
+    n = min(WINDOW, len(success))
+    means = np.convolve(success, np.ones(n) / n, "valid")
+    peak = means.argmax()
+    below_half = success < means[peak] / 2
+    for i in range(peak, len(success)):
+        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the log's end: enough only if the run is dead
+        if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
+            return iterations[peak], iterations[i]
+    return iterations[peak], None
+
+
+def is_dead(rows):  # no update in its last ten iterations: taken for the end (too early, if rewards are rare)
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
+
+
+# --------------------------------------------------------------------------------------------------- pictures
 def curves(folders, out=None):  # -> path of the picture
     need(out or len(folders) == 1, "several runs in one picture: say its name, such as --out both.png")
     runs = {str(folder): load(folder) for folder in folders}
@@ -160,12 +164,12 @@ def curves(folders, out=None):  # -> path of the picture
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
 def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
     """First success in every world where any run was evaluated, then those of `metrics` that any run has."""
-    found = {}  # a set that keeps its order
+    columns = {}  # a set that keeps its order
     for run in runs.values():
         for row in run.rows:
-            found |= dict.fromkeys(row)
-    evals = [metric for metric in found if metric.startswith("eval ")]
-    shown = evals + [metric for metric in metrics if metric in found]
+            columns |= dict.fromkeys(row)
+    evals = [metric for metric in columns if metric.startswith("eval ")]
+    shown = evals + [metric for metric in metrics if metric in columns]
     need(shown, "there is no curve yet: wait for the first iteration")
     height = math.ceil(len(shown) / per_row)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
@@ -176,9 +180,8 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         finish_panel(ax, metric)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: smoothed)" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")
-    with or_say(f"cannot write {out}"):
-        fig.savefig(out)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")  # of the last panel: all have the same
+    fig.savefig(out)
     return out
 
 
@@ -190,8 +193,8 @@ def draw_run(ax, metric, run, label, color):
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
     levels = len(envs.EVAL_SEEDS[:run.config["eval_prompts"]])
-    intervals = np.array([envs.interval(success, levels) for success in y]).reshape(-1, 2)
-    ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)  # 95%
+    intervals = np.array([envs.interval(success, levels) for success in y]).reshape(-1, 2)  # 95%; y may be empty
+    ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
     for level, name in zip(yardsticks_of(run, metric), ("random", "optimal")):
         ax.axhline(level, color="0.4", lw=1, ls=":")
         ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom" if level < 0.9 else "top",
@@ -212,7 +215,7 @@ def finish_panel(ax, metric):
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
 
 
-def moving_average(y):  # (n,) or (n, curves): each value with those around it, two on either side, more in a long run
+def moving_average(y):  # (n,) or (n, curves) -> the same: means of each value and `half` on either side
     half = max(2, len(y) // 40)
     averages = []
     for i in range(len(y)):
@@ -237,8 +240,7 @@ def collapse(folder):  # -> path of the picture: the signals of a run, one below
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     out = Path(folder, "collapse.png")
-    with or_say(f"cannot write {out}"):
-        fig.savefig(out)
+    fig.savefig(out)
     return out
 
 
@@ -248,7 +250,7 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", metavar="RUN")
     parser.add_argument("--out")
     args = parser.parse_args()
-    with or_say("no picture: is config.json or log.jsonl of a run damaged?"):
+    with or_say("no picture: is a log damaged, or can the picture not be written?"):
         if args.what == "curves":
             print(curves(args.folders, args.out))
         else:

@@ -12,13 +12,15 @@
     python ragen_mini.py --model RUN --play 7             see it play level 7 (or --eval-only)
 
 Words
-    prompt      a level's initial state, as text; P of them in an iteration. group: the N episodes from one prompt
-    trajectory  an episode as tokens: message, answer, message, ...; P*N of them in a rollout; R: its return
-    turn        one message from the world and one answer from the model: a thought, then one or more actions
+    policy      the model as a player: pi. pi_old: pi at the last rollout. critic (PPO): forecasts the rewards to come
+    turn        one message from the world (its state as text) and one answer from the model: a thought, then actions
+    trajectory  an episode as tokens: message, answer, message, ...; R: its return, the sum of its rewards
+    group       the N trajectories that begin with one prompt, a level's first message. A rollout: P groups
+    iteration   one rollout and its updates. update: one gradient step, on E = 32 trajectories
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
-    update      one gradient step, on E = 32 trajectories; an iteration is one rollout and its updates
-    policy      pi, the model as a player; pi_old: pi at the last rollout. critic (PPO): forecasts the rewards to come
+
+Read learn, compute_advantages, policy_loss first, then rollout, take_turn, iterate; KVCache and the files can wait.
 
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
@@ -65,7 +67,7 @@ autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (no
 
 # ------------------------------------------------------------------------------------------------- settings
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. A quarter of P*N is E: one update, no clip
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; by default one update: ratios stay 1
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that an algorithm does not use
@@ -120,16 +122,15 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         for name, value in presets.items():
             if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
+        self.trains = self.play is None and not self.eval_only
+        self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
             need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
-        shares = self.keep, self.gamma, self.lam, self.success_rate
-        need(max(shares) <= 1, "keep, gamma, lam and success_rate: at most 1")
+        need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        self.trains = self.play is None and not self.eval_only
-        self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.algo in NOT_FOR, "--algo: choose ppo or grpo")
         need(self.adv_norm in ("std", "mean"), "--adv-norm: choose std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
@@ -200,11 +201,9 @@ def message(env, cfg, actions_left, reward=None):  # -> text
         _ G                                          _ G
         You have 10 actions left.                    You have 9 actions left."""
     if reward is None:
-        shape = "<answer> action || action </answer>"
-        if not cfg.no_think:
-            shape = "<think> your thoughts </think>" + shape
+        thought = "" if cfg.no_think else "<think> your thoughts </think>"
         head = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
-                f"||. Write exactly {shape} and nothing else.\n\n")
+                f"||. Write exactly {thought}<answer> action || action </answer> and nothing else.\n\n")
     else:
         head = f"Reward: {round(reward, 3)}\n"  # 1.0, -0.1
     return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
@@ -212,8 +211,8 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 
 @functools.lru_cache(2048)  # the episodes of a group often read the same
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
-    """`text` as a user's message in the chat template, then the answer's first tag. NOTE: a later message follows an
-    answer whose ids must stay as sampled. So we render it after a dummy answer, "(seam)", and keep what is after that:
+    """`text` as a user's message in the chat template, then the answer's first tag. NOTE: earlier answers are not
+    rendered again: their text might become other ids than were sampled. A dummy, "(seam)", stands for them:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
         <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; its first token: see take_turn"""
     chat = [{"role": "user", "content": text}]
@@ -237,7 +236,7 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 
 
 def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_end|> first
-    """Run the actions of the answer that was just written; its last token gets the turn's reward."""
+    """Run the actions of the answer that was just written, reward its last token, append the world's next message."""
     env = traj.env
     written = traj.ids[traj.answer_start:]
     without_end = [token for token in written if token not in ends]  # an answer that was cut off has no end
@@ -267,22 +266,22 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
 @autocast
 @torch.no_grad()
 def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
-    trajs = []
-    for group, seed in enumerate(seeds):
-        for episode in range(N):
-            trajs.append(begin(name, seed, episode, group, models.tok, cfg))
+    """All episodes are played side by side: each pass of the model gives every unfinished answer one more token. Who
+    has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
+    trajs = [begin(name, seed, episode, group, models.tok, cfg)
+             for group, seed in enumerate(seeds) for episode in range(N)]
     end_of_turn = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0]  # <|im_end|>
     ends = end_of_turn, models.tok.eos_token_id
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
-    live = writing = trajs
-    while live:  # once per token. live: still playing; writing: those of them whose answer is not complete
-        sample(writing, logp, generator)  # logp (b,V): rows in the order of `writing`
+    live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
+    while live:
+        sample(writing, logp, generator)  # logp (b,V): a row for each of `writing`
         writing = [traj for traj in writing if traj.ids[-1] not in ends
-                   and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]  # the others wait
-        if not writing:  # everyone acts, and begins the next answer
+                   and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]
+        if not writing:
             for traj in live:
                 take_turn(traj, models.tok, cfg, ends)
             live = writing = [traj for traj in live if not traj.done]
@@ -293,14 +292,14 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
 
 
 class KVCache:
-    """The model's past_key_values: keys and values of all tokens read so far. Each layer calls `update`.
-    A row with a complete answer waits; its last token is read with the next message. So in one pass rows read different
-    numbers of tokens, and shorter ones are padded (-). Say the first row has read 7 tokens, the other 5:
-        input    columns in the cache, from 0
-        a b c    7 8 9    a token goes behind those that its row has read
-        - - x    6 7 5    in the input x is last: there every row's next token is predicted. In the cache pads (6, 7)
-                          are behind x (5): x does not see them, and the row's next tokens overwrite them"""
-    def __init__(self):  # before each pass, `read` sets rows (b,), columns to write (b,q), used: the number in use
+    """Keys and values of all tokens read so far. The model takes it for its past_key_values: each layer calls `update`.
+    Before a pass `read` says which rows (b,) take part, into which of their columns (b,q) new tokens go, and how many
+    columns are then used. Messages differ in length: shorter ones are padded (-). If a row holds 7 tokens, another 5:
+        input    columns, from 0
+        a b c    7 8 9    new tokens go behind those that the row holds
+        - - x    6 7 5    in the input pads come first, so that the last place predicts every row's next token;
+                          in the cache they come behind x, which does not see them; the next tokens overwrite them"""
+    def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
     def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
@@ -322,16 +321,17 @@ class KVCache:
 
 
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """The model reads the ids that are not cached yet (`sample` sets traj.cached). The same without a cache, for one
-    trajectory: log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
+    """The model reads the ids that are not cached yet. The cache only saves time; without it each row would be
+    log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []
+    inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
     for traj in trajs:
         start, end = traj.cached, len(traj.ids)
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
-        columns.append([*range(end, end + pads), *range(start, end)])  # pads: first in the input, last in the cache row
-    inputs, cache.columns = torch.tensor([inputs, columns], device=cfg.device)  # one tensor (2,b,q) becomes two (b,q)
+        columns.append([*range(end, end + pads), *range(start, end)])
+    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
+    cache.columns = torch.tensor(columns, device=cfg.device)
     cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
     cache.used = max(map(max, columns)) + 1
     future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
@@ -345,11 +345,11 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
     tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
-    token_logps = logp.gather(1, tokens).flatten().tolist()
+    chosen = logp.gather(1, tokens).flatten().tolist()
     entropies = entropy_of(logp).tolist()
-    for traj, new, token_logp, entropy in zip(trajs, tokens.tolist(), token_logps, entropies):
+    for traj, token, token_logp, entropy in zip(trajs, tokens.tolist(), chosen, entropies):
         traj.cached = len(traj.ids)  # all of these were read; the new token was not
-        traj.append(new, True, token_logp)  # a list of one
+        traj.append(token, sampled=True, logp=token_logp)  # token: a list of one
         traj.entropy += entropy
 
 
@@ -358,13 +358,14 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 # --------------------------------------------------------------- which episodes, and how good was each token
-def learn(trajs, models, cfg, seed, **replaced):  # P*N trajectories -> the batch they became, statistics of its updates
+def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
+    """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
     R = returns(trajs, cfg)  # (P,N)
-    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # as the trajectories are; all unless --keep is below 1
+    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # numbers of groups: all, unless --keep is below 1
     if nothing_to_compare(R[kept], cfg):
-        return {}, []
+        return {}, []  # no update
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
-    batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)  # replaced: another gae (PPO), of_group (GRPO)
+    batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -398,9 +399,8 @@ def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each 
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
-    for name, rows in batch.items():
-        batch[name] = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-    return batch
+    return {name: nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+            for name, rows in batch.items()}
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
@@ -424,9 +424,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: a return that differs from N-1 equal ones always has |A| =
-    (N-1)/sqrt(N), however much it differs. Of 16 bandit pulls a single risky one gets 3.75 if it pays (1 in 4), else
-    -3.75, on average -1.9, though it is the better arm (tutorial, Exercise 15). With "mean" the sign is right."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: dividing by the std hides how much returns differ: one that
+    differs from N-1 equal ones gets |A| = (N-1)/sqrt(N). If one of 16 bandit episodes pulls the risky arm, its A is
+    3.75 if it pays (1 in 4), else -3.75: -1.9 on average, though the arm is better. "mean" has the right sign."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -435,9 +435,10 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A = rewards that came after the token - what was expected before it (GRPO: whole return - the group's mean). The
-    mean return is the sum of p R over episodes; as grad p = p grad log p, its gradient is the mean of R * grad log p,
-    where log p adds up log pi. What a token cannot change may be subtracted, for less noise: grad log pi averages 0."""
+    """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
+    Why weigh grad log pi with it? The mean return is the sum over all possible episodes of probability p times R. As
+    grad p = p grad log p, its gradient is the average of R grad log p over episodes that we play; log p sums up log pi.
+    What a token cannot change (earlier rewards, a forecast) may be subtracted: that averages 0 and takes noise away."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -459,8 +460,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ------------------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO) or 6 (GRPO), both min(ratio A, clip(ratio) A), minus the entropy bonus. The ratio makes what
-    pi_old sampled count as if pi had; at first it is 1. Later, clipping stops the gradient of tokens that moved enough:
+    """Minus eq. 4 (PPO) or 6 (GRPO), both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1. Once
+    a token's probability has moved far enough to where A pushes it, min takes clip(ratio) A, a constant: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -497,12 +498,12 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     """In parts that fit into memory: each is divided by the number of *all* tokens, so that they add up to one mean.
     NOTE: all tokens weigh the same, as in the policy gradient; eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
+    loss_of = models.loss or policy_loss
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss, was_clipped = (models.loss or policy_loss)(
-            logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
         share = loss.sum() / total
         share.backward()  # at once, so that only one network's activations are in memory
@@ -531,15 +532,14 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last own token: the first of the highest sums
-    parts = [[]]
-    for row in sorted(rows, key=length.__getitem__):  # the last of a part is its longest
-        tokens = (len(parts[-1]) + 1) * (length[row] + 1)  # if this row came, too; + 1: T tokens have T-1 columns
-        if parts[-1] and tokens > MICRO_TOKENS:
-            parts.append([])
-        parts[-1].append(row)
-    for some in parts:
-        yield some, {name: x[some, :length[some[-1]]] for name, x in batch.items()}
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
+    packs = []
+    for row in sorted(rows, key=length.__getitem__):
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # this row would be too much
+            packs.append([])
+        packs[-1].append(row)
+    for pack in packs:  # its last row is the longest
+        yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
@@ -554,10 +554,9 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
 
     size = CHUNK_LOGITS // len(head.weight)
-    chunks = []  # (log-probs, entropies) of each
-    for chunk in zip(hidden.split(size), part["targets"][mask].split(size)):
-        chunks.append(recomputed_in_backward(of_chunk, *chunk, use_reentrant=False))
-    logps, entropies = zip(*chunks)
+    chunks = zip(hidden.split(size), part["targets"][mask].split(size))
+    results = [recomputed_in_backward(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+    logps, entropies = zip(*results)
     return torch.cat(logps), torch.cat(entropies)
 
 
@@ -569,7 +568,7 @@ def token_values(critic, part):  # -> value (n,): the critic's forecast before e
 
 @autocast
 @torch.no_grad()
-def on_grid(function, batch):  # function(part): (n,), one number per token that the model wrote -> these as (B,T-1)
+def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number put where its token stands
     grid = torch.zeros_like(batch["reward"])
     for rows, part in micro_batches(batch, range(len(grid))):
         values = torch.zeros_like(part["reward"])
@@ -580,9 +579,9 @@ def on_grid(function, batch):  # function(part): (n,), one number per token that
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """Your own `learn` or `rollout` must return what ours does, such as N episodes of each group in turn. watch(row,
-    trajs, learned, models, cfg) is called before a row is logged (row 0 has no trajs): it may add columns, draw, or
-    return True to stop. NOTE: such a run goes on by your script; --resume alone would use ours."""
+    """A `learn` or `rollout` of your own must return what ours does. watch(row, trajs, learned, models, cfg) is called
+    before a row is logged: it may add columns to it, draw, or return True to stop (row 0, before training, has no
+    trajs). NOTE: to go on with such a run, use your script again; `python ragen_mini.py --resume` would use ours."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1),
@@ -593,20 +592,20 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
-            over = i == cfg.iterations or plots.is_dead(rows)
-            if cfg.eval_every and (over or i % cfg.eval_every == 0):
+            last = i == cfg.iterations or plots.is_dead(rows)
+            if cfg.eval_every and (last or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns
                 plots.append(cfg.out, "samples.jsonl", samples)
-            over |= bool(STOP)  # before `watch`: a Ctrl-C meanwhile waits for the next iteration
-            over = watch(row, trajs, learned, models, cfg) or over
+            last |= bool(STOP)  # before `watch`: a Ctrl-C meanwhile waits for the next iteration
+            last = watch(row, trajs, learned, models, cfg) or last
             plots.append(cfg.out, "log.jsonl", [row])
-            if over or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
+            if last or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i:
                 bar.set_postfix(train_success=row["success"], valid=row["valid"])
                 bar.update()
-            if over:
+            if last:
                 break
     finally:
         signal.signal(signal.SIGINT, old_handler)
@@ -620,9 +619,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])
-    numbers = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1)  # beyond the evaluation's
-    *seeds, sampling_seed = numbers.tolist()
+    rng = np.random.default_rng([cfg.seed, i])  # seeds: of levels (not the evaluation's); last, of sampling
+    *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = time.perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = time.perf_counter()
@@ -642,8 +640,8 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    most = 0.05 if autocast.device in cfg.device else 1e-4  # bf16; fp32
-    need(gap * cfg.temperature < most,  # a low temperature magnifies it
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
+    need(gap * cfg.temperature < limit,  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
 
@@ -664,15 +662,14 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     world = envs.title(cfg.env)
     success = sum(traj.success for traj in trajs) / len(trajs)
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
-    yardsticks = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
+    random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
+    when = f"iteration {i}: " if cfg.trains else ""
     with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
-        tqdm.write(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
-                   f"random {yardsticks[0]:.2f}  optimal {yardsticks[1]:.2f}")
-    samples = []
-    for traj in trajs[:8]:
-        samples.append({"iteration": i, "env": world, "turns": traj.turns,
-                        "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"})
-    return {"eval": {world: success}, "yardsticks": {world: yardsticks}}, samples
+        tqdm.write(f"{when}{world} {envs.with_interval(success, len(trajs))}  random {random:.2f}  optimal {best:.2f}")
+    samples = [{"iteration": i, "env": world, "turns": traj.turns,
+                "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"}
+               for traj in trajs[:8]]
+    return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
 
 
 # ------------------------------------------------------------------------------------------- models and files
@@ -703,7 +700,8 @@ def load_models(cfg):
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
     """Makes a new folder, so that no run is overwritten; with --resume, takes that run's folder and its saved log."""
     log = restore(models, cfg.resume) if cfg.resume else ""
-    need(log.count("\n") <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
+    rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
+    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
     name = f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' if cfg.starpo_s else ''}-seed{cfg.seed}"
     out = wanted = Path(cfg.resume or cfg.out or name)
     number = 1
@@ -715,10 +713,10 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         lock = filelock.FileLock(out / "lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
-    (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
+    plots.start_log(out, log)
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
     print(f"{cfg.model} on {cfg.device}, in {out}")
-    return cfg, [json.loads(line) for line in log.splitlines()], lock
+    return cfg, rows, lock
 
 
 def save(models, cfg):
@@ -748,7 +746,7 @@ def restore(models, run):  # -> the log when it was saved
 
 
 # --------------------------------------------------------------------------------------------- the command line
-def parse_config(argv=None):  # -> Config
+def parse_config(argv=None):  # -> Config: options given here, else those of the run that --resume or --model names
     about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
@@ -782,7 +780,7 @@ def main(train=train):  # your own script may pass another train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
             print(samples[0]["text"])
-        if STOP:
+        if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         sys.exit(130)  # as shells expect after Ctrl-C

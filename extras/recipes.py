@@ -203,15 +203,14 @@ def alike_together(batch, rows):  # yields what rm.micro_batches yields
         message = tuple(batch["inputs"][row, :first].tolist())
         of_message.setdefault(message, []).append(row)
     for message, group in of_message.items():
-        parts = [[]]
-        for row in group:  # the last of a part is its longest
-            tokens = len(message) + (len(parts[-1]) + 1) * (length[row] - len(message))  # if this row came, too
-            if parts[-1] and tokens > ONCE_TOKENS:
-                parts.append([])
-            parts[-1].append(row)
-        for some in parts:
-            columns = length[some[-1]]
-            yield some, {name: x[some, :columns] for name, x in batch.items()}
+        packs = []
+        for row in group:
+            more = length[row] - len(message)
+            if not packs or len(message) + (len(packs[-1]) + 1) * more > ONCE_TOKENS:  # this row would be too much
+                packs.append([])
+            packs[-1].append(row)
+        for pack in packs:  # its last row is the longest
+            yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
 
 
 def share_beginning(network):

@@ -350,14 +350,14 @@ def without_template(run):
 
 
 DAMAGE = [  # how, the command, what the user is told
-    (text("log.jsonl", '{"iteration": 0}\n{"iter\n{}'), "plots.py curves run", "log.jsonl, line 2, is damaged"),
+    (text("log.jsonl", '{"iteration": 0}\n{"iter\n{}'), "plots.py curves run", "run: config.json or log.jsonl is damaged (JSONDecodeError"),
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "run: no iteration is finished"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (delete("config.json"), "plots.py curves run", "run is not the folder of a run"),
-    (text("config.json", "{}"), "plots.py collapse run", "is config.json or log.jsonl of a run damaged? (KeyError('env')"),
-    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "is config.json or log.jsonl of a run damaged? (KeyError"),
-    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "is config.json or log.jsonl of a run"),
-    (blocked("collapse.png"), "plots.py collapse run", "cannot write run/collapse.png"),
+    (text("config.json", "{}"), "plots.py collapse run", "no picture: is a log damaged, or can the picture not be written? (KeyError('env')"),
+    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: is a log damaged, or can the picture not be written? (KeyError"),
+    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "no picture: is a log damaged"),
+    (blocked("collapse.png"), "plots.py collapse run", "can the picture not be written? (IsADirectoryError"),
     (blocked("episode.png"), "extras/episode.py run", "cannot write run/episode.png"),
     (blocked("xray.html"), "extras/xray.py run", "cannot write run/xray.html"),
     (text("samples.jsonl", "{}\n"), "extras/episode.py run", "run/samples.jsonl is damaged (KeyError"),
@@ -377,6 +377,18 @@ def test_a_damaged_folder_is_one_line(spoil, command, says, runs, mistake):
     run = shutil.copytree(runs / "bandit", "run")
     spoil(Path(run))
     assert says in mistake(command)
+
+
+def test_a_log_that_is_not_the_checkpoints_is_kept(runs, user):
+    """Such as after a trainer.pt of another run was copied into the folder."""
+    shutil.copytree(runs / "bandit", "run")
+    of_checkpoint = Path("run/log.jsonl").read_text()
+    other = of_checkpoint.replace('"iteration": 1', '"of": "another", "iteration": 1')
+    Path("run/log.jsonl").write_text(other)
+    code, said, errors = user(f"ragen_mini.py --resume run --iterations {len(rows_of('run'))}")
+    assert code == 0, errors
+    assert "run/log.jsonl does not begin as the checkpoint's log (is one of them another run's?): kept as log.old" in said
+    assert Path("run/log.old").read_text() == other and Path("run/log.jsonl").read_text().startswith(of_checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
@@ -419,6 +431,6 @@ def test_a_run_that_never_learnt_can_be_seen(user, random_folder, drawn):
 def test_a_log_with_little_in_it_is_drawn(columns, runs, user, drawn):
     shutil.copytree(runs / "bandit", "run")
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
-    Path("run/log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))  # without a last end of line
+    Path("run/log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"iter')  # another one is being written
     assert len(plots.load("run").rows) == 30
     assert user("plots.py collapse run")[:2] == (0, "run: peak at 0, no collapse\nrun/collapse.png\n")
