@@ -19,7 +19,7 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # metrics, the columns of log.jsonl that are drawn: "title; what to look for"
+LOOKS = {  # metrics, the columns of log.jsonl that are drawn: "title; what to look for" (its second line)
     "reward": "mean return (training); an invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns; a lasting fall: a collapse",
@@ -141,14 +141,14 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the log's end: enough only if the run is dead
+        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the log's end: enough if the run is dead
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
 
 def is_dead(rows):  # no update in its last ten iterations: taken for the end (too early, if rewards are rare)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates": None
 
 
 # --------------------------------------------------------------------------------------------------- pictures
@@ -192,17 +192,14 @@ def draw_run(ax, metric, run, label, color):
         ax.plot(x, moving_average(y), color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
-    levels = len(envs.EVAL_SEEDS[:run.config["eval_prompts"]])
-    intervals = np.array([envs.interval(success, levels) for success in y]).reshape(-1, 2)  # 95%; y may be empty
+    episodes = len(envs.EVAL_SEEDS[:run.config["eval_prompts"]])
+    intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # 95%; y may be empty
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
-    for level, name in zip(yardsticks_of(run, metric), ("random", "optimal")):
+    levels = run.config["yardsticks"].get(metric.removeprefix("eval "), [])
+    for level, name in zip(levels, ("random", "optimal")):
         ax.axhline(level, color="0.4", lw=1, ls=":")
         ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom" if level < 0.9 else "top",
                 transform=ax.get_yaxis_transform())
-
-
-def yardsticks_of(run, metric):  # -> success of random and of optimal play, if they are known
-    return run.config["yardsticks"].get(metric.removeprefix("eval "), [])
 
 
 def finish_panel(ax, metric):

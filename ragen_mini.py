@@ -3,7 +3,7 @@
     repeat:                                                                                        in the paper
         trajs = rollout(...)              from each of P initial states the model plays N episodes
         R     = returns(trajs)            the sum of each episode's rewards                        eq. 2
-        kept  = uncertainty_filter(R)     the initial states whose N returns differ most           eq. 7
+        kept  = uncertainty_filter(R)     those whose N returns differ most (by default all)       eq. 7
         batch = compute_advantages(...)   how much better than expected was every token?           eq. 5 (GRPO)
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
@@ -160,7 +160,7 @@ class Trajectory:
         reward    0            0        0          0   0   0      0         1.0           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
-        self.group = group  # from which of the P prompts it started
+        self.group = group  # number of the prompt from which it started
         self.ids = []
         self.mask = []  # did the model write it? Only those tokens are trained
         self.old_logp = []  # log-probability with which the model sampled it
@@ -169,7 +169,7 @@ class Trajectory:
         self.entropy = 0.0  # -sum p log p over the vocabulary, added up over the tokens that the model wrote
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # its row in KVCache; at first a group's episodes share one
+        self.cache_row = group  # its row in KVCache; at first a group shares one (see rollout)
         self.cached = 0  # how many of `ids` that row holds
 
     @property
@@ -298,7 +298,8 @@ class KVCache:
         input    columns, from 0
         a b c    7 8 9    new tokens go behind those that the row holds
         - - x    6 7 5    in the input pads come first, so that the last place predicts every row's next token;
-                          in the cache they come behind x, which does not see them; the next tokens overwrite them"""
+                          in the cache they come behind x, which does not see them; the next tokens overwrite them
+    Rows of those who wait stay as they are. Given position_ids and a 4-D mask, a model asks a cache for no more."""
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
 
@@ -361,7 +362,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
     R = returns(trajs, cfg)  # (P,N)
-    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # numbers of groups: all, unless --keep is below 1
+    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
@@ -411,7 +412,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
-    NOTE: the world's tokens are skipped: the model did not choose them, so they are no steps and cause no discount."""
+    NOTE: the world's tokens are no steps: at m3 both `next` stay those of a3, and gamma and lambda do not act."""
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the end, even if a limit ended the episode
     for t in reversed(range(value.shape[1])):
@@ -438,18 +439,19 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
     Why weigh grad log pi with it? The mean return is the sum over all possible episodes of probability p times R. As
     grad p = p grad log p, its gradient is the average of R grad log p over episodes that we play; log p sums up log pi.
-    What a token cannot change (earlier rewards, a forecast) may be subtracted: that averages 0 and takes noise away."""
+    What a token cannot change (earlier rewards, a forecast) may be subtracted, for less noise: times grad log pi it
+    averages 0, since probabilities always sum to 1, whose gradient is 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)
-        batch["kl"] = (batch["old_logp"] - ref_logp) * mask
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # in parts, as memory is limited
+        batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # on average KL(pi_old || pi_ref); one may be negative
         penalty = -cfg.kl_coef * batch["kl"]  # App. B.2: a reward, kl_coef * log(pi_ref / pi_old)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0, std 1, whatever the rewards' scale; also where A is little but noise
+        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. NOTE: if all A are noise, it grows, too
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -460,8 +462,9 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ------------------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO) or 6 (GRPO), both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1. Once
-    a token's probability has moved far enough to where A pushes it, min takes clip(ratio) A, a constant: no gradient.
+    """Minus eq. 4 (PPO), 6 (GRPO): both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1, where
+    the gradient of ratio A is A grad log pi. Later the ratio makes what pi_old sampled count as if pi had, until the
+    token has moved far enough to where A pushes it: then min takes clip(ratio) A, a constant, without gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -640,7 +643,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
+    limit = 0.05 if "cuda" in cfg.device else 1e-4  # bf16 rounds more than fp32
     need(gap * cfg.temperature < limit,  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 

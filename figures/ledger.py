@@ -57,8 +57,12 @@ def fall(run, metric):  # the mean of the first quarter, less that of the last
     return y[:quarter].mean() - y[-quarter:].mean()
 
 
+def yardsticks_of(run, metric):  # -> success of random and of optimal play, if they are known
+    return run.config["yardsticks"].get(metric.removeprefix("eval "), [])
+
+
 def above_random(run, metric):  # at the end
-    random, _ = plots.yardsticks_of(run, metric)
+    random, _ = yardsticks_of(run, metric)
     return end(run, metric) - random
 
 

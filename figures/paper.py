@@ -370,7 +370,7 @@ def draw_seeds(ax, metric, runs, label, number):
 
 
 def draw_yardsticks(ax, panel):
-    found = {tuple(plots.yardsticks_of(run, panel.metric)) for runs in panel.lines.values() for run in runs}
+    found = {tuple(ledger.yardsticks_of(run, panel.metric)) for runs in panel.lines.values() for run in runs}
     if len(found) > 1:  # these runs do not share them
         return
     white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
@@ -568,7 +568,7 @@ def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest s
         for method in PAPER["sets"][methods]:
             runs = runs_of(world, method, args)
             mean = np.mean([ledger.mean(run, metric) for run in runs])
-            random, optimal = plots.yardsticks_of(runs[0], metric)
+            random, optimal = ledger.yardsticks_of(runs[0], metric)
             cell = f"{mean_and_range(ends_of(runs, metric))}, {mean:.2f}; {random:.2f} / {optimal:.2f}"
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
@@ -673,7 +673,7 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
             runs = runs_of(world, method, args)
             first = ledger.curve(runs[0], metric)[0]
             after = f"{mean_and_range(ends_of(runs, metric))}, {len(runs)}"
-            random, optimal = plots.yardsticks_of(runs[0], metric)
+            random, optimal = ledger.yardsticks_of(runs[0], metric)
             lessons = lessons_alone(runs[0].config)
             rows.append([world.split(",")[0], f"{random:.2f}", lessons, f"{first:.2f}", after, f"{optimal:.2f}"])
     return ledger.markdown(["", "random", "lessons", "`tiny`", "RL: mean [lowest, highest], seeds", "optimal"], rows)

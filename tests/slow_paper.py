@@ -276,7 +276,7 @@ def test_a_run_that_fails_is_named_and_the_others_save(tmp_path, stage, monkeypa
 def invented(monkeypatch, tmp_path):
     """Every run as an invented log: success rises to the number of the run / 1000. -> {name: that}"""
     monkeypatch.setattr(paper, "FIGURES", tmp_path)
-    monkeypatch.setattr(plots, "yardsticks_of", lambda run, metric: (0.125, len(metric.split()[-1]) / 20))
+    monkeypatch.setattr(ledger, "yardsticks_of", lambda run, metric: (0.125, len(metric.split()[-1]) / 20))
     looks = dict(success=0.5, distinct=0.5, reward=0.1, reward_std=2.0, grad_norm=1.0, entropy=0.5, think_length=9.0,
                  response_length=50.0, mutual_information=1.0, seconds_rollout=1.0, seconds_update=2.0)
     ends, packs = {}, {}
