@@ -20,8 +20,7 @@ Words
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
 
-Read learn, compute_advantages, policy_loss first, then rollout, take_turn, iterate; KVCache and the files can wait.
-
+Order: an episode as tokens, playing, learning, the loop; then how the model is run (cache, memory), files, options.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
 """
@@ -214,7 +213,7 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only
     """`text` as a user's message in the chat template, then the answer's first tag. NOTE: earlier answers are not
     rendered again: their text might become other ids than were sampled. A dummy, "(seam)", stands for them:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; its first token: see take_turn"""
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; the first token ends an answer"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -273,7 +272,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     end_of_turn = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0]  # <|im_end|>
     ends = end_of_turn, models.tok.eos_token_id
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()
+    cache = KVCache()  # what the model has computed for the tokens that it has read
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
     live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
@@ -289,59 +288,6 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
         if live:
             logp = read(models.policy, cache, writing, cfg)
     return trajs
-
-
-class KVCache:
-    """Keys and values of all tokens read so far. The model takes it for its past_key_values: each layer calls `update`.
-    Before a pass `read` says which rows (b,) take part, into which of their columns (b,q) new tokens go, and how many
-    columns are then used. Messages differ in length: shorter ones are padded (-). If a row holds 7 tokens, another 5:
-        input    columns, from 0
-        a b c    7 8 9    new tokens go behind those that the row holds
-        - - x    6 7 5    in the input pads come first, so that the last place predicts every row's next token;
-                          in the cache they come behind x, which does not see them; the next tokens overwrite them
-    Rows of those who wait stay as they are. Given position_ids and a 4-D mask, a model asks a cache for no more."""
-    def __init__(self):
-        self.layers = {}  # layer -> (rows, 2, heads, columns, width): keys and values
-
-    def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
-        new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
-        stored = self.layers.get(layer, new[:, :, :, :0])  # before the first pass: no columns
-        missing = self.used - stored.shape[3]
-        if missing > 0:  # grow in steps: a copy of everything for every token would be slow
-            stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
-        self.layers[layer] = stored
-        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front; so must `new` be
-        stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
-        return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
-
-    def select(self, trajs):  # from now on one row for each of these; a row may be copied
-        for layer, stored in self.layers.items():
-            self.layers[layer] = stored[[traj.cache_row for traj in trajs]]
-        for row, traj in enumerate(trajs):
-            traj.cache_row = row
-
-
-def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """The model reads the ids that are not cached yet. The cache only saves time; without it each row would be
-    log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
-    q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
-    for traj in trajs:
-        start, end = traj.cached, len(traj.ids)
-        pads = start + q - end
-        inputs.append([0] * pads + traj.ids[start:])
-        columns.append([*range(end, end + pads), *range(start, end)])
-    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)
-    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
-    cache.used = max(map(max, columns)) + 1
-    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
-    with or_say(f"--model {cfg.model} cannot be used here"):
-        output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=1,
-                        attention_mask=-1e30 * future)  # added to the scores (some models add even a boolean mask)
-    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
-    need(not logp.isnan().any(), NOT_FINITE)
-    return logp
 
 
 def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
@@ -437,10 +383,10 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    Why weigh grad log pi with it? The mean return is the sum over all possible episodes of probability p times R. As
-    grad p = p grad log p, its gradient is the average of R grad log p over episodes that we play; log p sums up log pi.
-    What a token cannot change (earlier rewards, a forecast) may be subtracted, for less noise: times grad log pi it
-    averages 0, since probabilities always sum to 1, whose gradient is 0."""
+    Why does it weigh grad log pi, and why may a number b that the token cannot change be subtracted?
+        mean return = sum of p R over all episodes; grad p = p grad log p  ->  its gradient = average of R grad log p
+        log p = sum of log pi over the tokens + what the world adds (it has no gradient)
+        average of b grad log pi = b grad(sum of pi) = b grad 1 = 0  ->  on average b changes nothing: less noise"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -451,7 +397,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. NOTE: if all A are noise, it grows, too
+        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. NOTE: mere noise is scaled up, too
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
@@ -478,8 +424,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast. As in policy_loss, a forecast that has moved VALUE_CLIP or more towards
-    `ret` since before the first update gets no gradient; a forecast that moved the wrong way is pulled back."""
+    """Squared error of the critic's forecast, clipped like policy_loss. Say old 0, ret 2: a value of 0.8 has moved far
+    enough (its clipped one, 0.5, has the larger error, and no gradient); -0.8, the wrong way, is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -533,53 +479,6 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
     return norms[0]
 
 
-def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
-    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
-    packs = []
-    for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # this row would be too much
-            packs.append([])
-        packs[-1].append(row)
-    for pack in packs:  # its last row is the longest
-        yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
-
-
-def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
-    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time; else it would be
-    log_softmax(policy(inputs).logits / temperature). No attention mask: pads are on the right, where nobody looks."""
-    mask = part["mask"]
-    hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
-    head = policy.get_output_embeddings()  # its weight is (V,D)
-
-    def of_chunk(hidden, targets):
-        logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
-        return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
-
-    size = CHUNK_LOGITS // len(head.weight)
-    chunks = zip(hidden.split(size), part["targets"][mask].split(size))
-    results = [recomputed_in_backward(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-    logps, entropies = zip(*results)
-    return torch.cat(logps), torch.cat(entropies)
-
-
-def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
-    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
-    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
-    return output[part["mask"]].float().squeeze(-1)
-
-
-@autocast
-@torch.no_grad()
-def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number put where its token stands
-    grid = torch.zeros_like(batch["reward"])
-    for rows, part in micro_batches(batch, range(len(grid))):
-        values = torch.zeros_like(part["reward"])
-        values[part["mask"]] = function(part)
-        grid[rows, :values.shape[1]] = values
-    return grid
-
-
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
     """A `learn` or `rollout` of your own must return what ours does. watch(row, trajs, learned, models, cfg) is called
@@ -598,7 +497,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             last = i == cfg.iterations or plots.is_dead(rows)
             if cfg.eval_every and (last or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
-                row |= columns
+                row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
             last |= bool(STOP)  # before `watch`: a Ctrl-C meanwhile waits for the next iteration
             last = watch(row, trajs, learned, models, cfg) or last
@@ -643,7 +542,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
-    limit = 0.05 if "cuda" in cfg.device else 1e-4  # bf16 rounds more than fp32
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
     need(gap * cfg.temperature < limit,  # a low temperature magnifies it
          f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
 
@@ -673,6 +572,107 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
                 "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"}
                for traj in trajs[:8]]
     return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
+
+
+# --------------------------------------------------------------- how the model is run: fast, and in bounded memory
+class KVCache:
+    """Keys and values of all tokens read so far. The model takes it for its past_key_values: each layer calls `update`.
+    Before a pass `read` says which rows (b,) take part, into which of their columns (b,q) new tokens go, and how many
+    columns are then used. Messages differ in length: shorter ones are padded (-). If a row holds 7 tokens, another 5:
+        input    columns, from 0
+        a b c    7 8 9    new tokens go behind those that the row holds
+        - - x    6 7 5    in the input pads come first, so that the last place predicts every row's next token;
+                          in the cache they come behind x, which does not see them; the next tokens overwrite them
+    Rows of those who wait stay as they are. Given position_ids and a 4-D mask, a model asks a cache for no more."""
+    def __init__(self):
+        self.layers = {}  # layer -> (rows, 2, heads, columns, width). `read` also sets rows, columns and used
+
+    def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
+        new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
+        stored = self.layers.get(layer, new[:, :, :, :0])  # before the first pass: no columns
+        missing = self.used - stored.shape[3]
+        if missing > 0:  # grow in steps: a copy of everything for every token would be slow
+            stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
+        self.layers[layer] = stored
+        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front; so must `new` be
+        stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
+        return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
+
+    def select(self, trajs):  # from now on one row for each of these; a row may be copied
+        for layer, stored in self.layers.items():
+            self.layers[layer] = stored[[traj.cache_row for traj in trajs]]
+        for row, traj in enumerate(trajs):
+            traj.cache_row = row
+
+
+def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
+    """The model reads the ids that are not cached yet. The cache only saves time; without it each row would be
+    log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
+    q = max(len(traj.ids) - traj.cached for traj in trajs)
+    inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
+    for traj in trajs:
+        start, end = traj.cached, len(traj.ids)
+        pads = start + q - end
+        inputs.append([0] * pads + traj.ids[start:])
+        columns.append([*range(end, end + pads), *range(start, end)])
+    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
+    cache.columns = torch.tensor(columns, device=cfg.device)
+    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
+    cache.used = max(map(max, columns)) + 1
+    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
+    with or_say(f"--model {cfg.model} cannot be used here"):
+        output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=1,
+                        attention_mask=-1e30 * future)  # added to the scores (some models add even a boolean mask)
+    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
+    need(not logp.isnan().any(), NOT_FINITE)
+    return logp
+
+
+def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
+    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
+    packs = []
+    for row in sorted(rows, key=length.__getitem__):
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # it would be too much
+            packs.append([])
+        packs[-1].append(row)
+    for pack in packs:  # its last row is the longest
+        yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
+
+
+def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
+    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time; else it would be
+    log_softmax(policy(inputs).logits / temperature). No attention mask: pads are on the right, where nobody looks."""
+    mask = part["mask"]
+    hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
+    head = policy.get_output_embeddings()  # its weight is (V,D)
+
+    def of_chunk(hidden, targets):
+        logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
+        return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
+
+    size = CHUNK_LOGITS // len(head.weight)
+    chunks = zip(hidden.split(size), part["targets"][mask].split(size))
+    results = [recomputed_in_backward(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+    logps, entropies = zip(*results)
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
+    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
+    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
+    return output[part["mask"]].float().squeeze(-1)
+
+
+@autocast
+@torch.no_grad()
+def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number put where its token stands
+    grid = torch.zeros_like(batch["reward"])
+    for rows, part in micro_batches(batch, range(len(grid))):
+        values = torch.zeros_like(part["reward"])
+        values[part["mask"]] = function(part)
+        grid[rows, :values.shape[1]] = values
+    return grid
 
 
 # ------------------------------------------------------------------------------------------- models and files
