@@ -49,8 +49,8 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
     """After `reset` self.level is what stays fixed in an episode, self.state (hashable) what changes. A world adds:
-        draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng. A
-                                       staticmethod of these arguments alone, since find_level caches what it draws
+        draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng. It is a
+                                       staticmethod, and uses nothing else, since find_level caches what it draws
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
         render()                    -> self.state as text"""

@@ -133,8 +133,8 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at iteration 3, where the window with the highest mean, 1.0, begins; before it, success still rose. The
-    collapse is at 6, the first of three iterations in a row whose own success (not the mean) is below half of 1.0."""
+    The peak is at iteration 3, where the window with the highest mean, 1.0, begins. The collapse is at 6, the first of
+    three iterations in a row whose own success (not the mean) is below half of 1.0."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(n) / n, "valid")

@@ -20,7 +20,7 @@ Words
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
 
-Order: an episode as tokens, playing, learning, the loop; then how the model is run (cache, memory), files, options.
+Order: an episode as tokens, playing, advantages, losses and updates, the loop; then the cache, files, options.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
 """
@@ -334,7 +334,7 @@ def nothing_to_compare(R, cfg):  # (k,N)
     return spread < 1e-4  # also at gamma < 1, where equal returns may differ in when they came
 
 
-def collate(trajs, device):  # -> inputs, targets, mask, old_logp, reward: each (B,T-1)
+def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
     """Lists become tensors, padded on the right. From here on column t is about *predicting* token t + 1: the model has
     read inputs[:t+1], and the next token is targets[t]. Below, m stands for tokens of messages, a for those of answers:
         ids         m1  m2  a1  a2  m3  a3              column      0   1   2   3   4
@@ -358,7 +358,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
-    NOTE: the world's tokens are no steps: at m3 both `next` stay those of a3, and gamma and lambda do not act."""
+    NOTE: the world's tokens are no steps: at m3 next_value and next_advantage stay, and nothing is discounted."""
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the end, even if a limit ended the episode
     for t in reversed(range(value.shape[1])):
@@ -371,9 +371,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: dividing by the std hides how much returns differ: one that
-    differs from N-1 equal ones gets |A| = (N-1)/sqrt(N). If one of 16 bandit episodes pulls the risky arm, its A is
-    3.75 if it pays (1 in 4), else -3.75: -1.9 on average, though the arm is better. "mean" has the right sign."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. (R_i is part of the mean: that only shrinks A, to (N-1)/N.)
+    NOTE: the std hides how much returns differ: one that differs from N-1 equal ones gets |A| = (N-1)/sqrt(N). The only
+    risky pull of 16 gets 3.75 if it pays (1 in 4), else -3.75: -1.9 on average, though its arm is better ("mean": +)."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -386,7 +386,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     Why does it weigh grad log pi, and why may a number b that the token cannot change be subtracted?
         mean return = sum of p R over all episodes; grad p = p grad log p  ->  its gradient = average of R grad log p
         log p = sum of log pi over the tokens + what the world adds (it has no gradient)
-        average of b grad log pi = b grad(sum of pi) = b grad 1 = 0  ->  on average b changes nothing: less noise"""
+        average of b grad log pi = sum of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0  ->  only noise changes"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -477,6 +477,53 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
     models.optimizer.step()
     models.optimizer.zero_grad()
     return norms[0]
+
+
+def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
+    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
+    packs = []
+    for row in sorted(rows, key=length.__getitem__):
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # T-1 columns: T tokens
+            packs.append([])
+        packs[-1].append(row)
+    for pack in packs:  # its last row is the longest
+        yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
+
+
+def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
+    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time; else it would be
+    log_softmax(policy(inputs).logits / temperature). No attention mask: pads are on the right, where nobody looks."""
+    mask = part["mask"]
+    hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
+    head = policy.get_output_embeddings()  # its weight is (V,D)
+
+    def of_chunk(hidden, targets):
+        logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
+        return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
+
+    size = CHUNK_LOGITS // len(head.weight)
+    chunks = zip(hidden.split(size), part["targets"][mask].split(size))
+    results = [recomputed_in_backward(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+    logps, entropies = zip(*results)
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
+    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
+    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
+    return output[part["mask"]].float().squeeze(-1)
+
+
+@autocast
+@torch.no_grad()
+def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number put where its token stands
+    grid = torch.zeros_like(batch["reward"])
+    for rows, part in micro_batches(batch, range(len(grid))):
+        values = torch.zeros_like(part["reward"])
+        values[part["mask"]] = function(part)
+        grid[rows, :values.shape[1]] = values
+    return grid
 
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
@@ -574,7 +621,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
 
 
-# --------------------------------------------------------------- how the model is run: fast, and in bounded memory
+# ------------------------------------------------------------------------------- the cache, which makes playing fast
 class KVCache:
     """Keys and values of all tokens read so far. The model takes it for its past_key_values: each layer calls `update`.
     Before a pass `read` says which rows (b,) take part, into which of their columns (b,q) new tokens go, and how many
@@ -606,8 +653,8 @@ class KVCache:
 
 
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """The model reads the ids that are not cached yet. The cache only saves time; without it each row would be
-    log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
+    """The model reads the ids that are not cached yet (`sample` moves traj.cached). The cache only saves time; without
+    it each row would be log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
     for traj in trajs:
@@ -628,54 +675,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     return logp
 
 
-def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
-    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
-    packs = []
-    for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # it would be too much
-            packs.append([])
-        packs[-1].append(row)
-    for pack in packs:  # its last row is the longest
-        yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
-
-
-def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
-    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time; else it would be
-    log_softmax(policy(inputs).logits / temperature). No attention mask: pads are on the right, where nobody looks."""
-    mask = part["mask"]
-    hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
-    head = policy.get_output_embeddings()  # its weight is (V,D)
-
-    def of_chunk(hidden, targets):
-        logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
-        return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
-
-    size = CHUNK_LOGITS // len(head.weight)
-    chunks = zip(hidden.split(size), part["targets"][mask].split(size))
-    results = [recomputed_in_backward(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-    logps, entropies = zip(*results)
-    return torch.cat(logps), torch.cat(entropies)
-
-
-def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
-    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
-    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
-    return output[part["mask"]].float().squeeze(-1)
-
-
-@autocast
-@torch.no_grad()
-def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number put where its token stands
-    grid = torch.zeros_like(batch["reward"])
-    for rows, part in micro_batches(batch, range(len(grid))):
-        values = torch.zeros_like(part["reward"])
-        values[part["mask"]] = function(part)
-        grid[rows, :values.shape[1]] = values
-    return grid
-
-
-# ------------------------------------------------------------------------------------------- models and files
+# ----------------------------------------------------------- models and files (nothing about learning follows)
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. from_pretrained leaves dropout off, in eval mode."""
     transformers.logging.disable_progress_bar()

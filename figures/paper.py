@@ -672,11 +672,11 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
             metric = in_full(world, metric)
             runs = runs_of(world, method, args)
             first = ledger.curve(runs[0], metric)[0]
-            after = f"{mean_and_range(ends_of(runs, metric))}, {len(runs)}"
             random, optimal = ledger.yardsticks_of(runs[0], metric)
             lessons = lessons_alone(runs[0].config)
-            rows.append([world.split(",")[0], f"{random:.2f}", lessons, f"{first:.2f}", after, f"{optimal:.2f}"])
-    return ledger.markdown(["", "random", "lessons", "`tiny`", "RL: mean [lowest, highest], seeds", "optimal"], rows)
+            rows.append([world.split(",")[0], f"{random:.2f}", lessons, f"{first:.2f}",
+                         mean_and_range(ends_of(runs, metric)), f"{len(runs)}", f"{optimal:.2f}"])
+    return ledger.markdown(["", "random", "lessons", "`tiny`", "RL: mean [lowest, highest]", "seeds", "optimal"], rows)
 
 
 def lessons_alone(config):  # -> success of what imitated the planner, before it was spoilt: of tiny/cold_start.py

@@ -153,7 +153,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "lake told in words (three seeds: 0.2 to 0.5; two, given lessons first, gain less), not to read the map" in README
+    assert "Three of three learn the gentle lake told in words (0.2 to 0.5), none the map" in README
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
     for values in alone.values():
@@ -162,7 +162,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert f"({second[1]:.2f} after ten iterations, {second[3]:.2f} after thirty)" in page
     assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4 and "Four of five seeds choose the better arm" in page
     assert max(success[f"bandit-seed{seed}"][0] for seed in range(1, 6)) == pytest.approx(0.95, abs=0.005)
-    assert "bandit in three of five seeds (a fourth began at 0.95)" in README
+    assert "Then three of five seeds learn the bandit." in README
     assert all(row["eval"]["frozenlake"] < 0.2 for name in ("lake-seed1", "lake-seed2") for row in reports[name]["rows"] if "eval" in row)
     assert "nothing is learnt: success does not rise above that of random play, 0.20." in page
     second = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
@@ -173,7 +173,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    assert "Let me Let ," in said and "by 300 gibberish (`Let me Let ,`)" in README
+    assert "Let me Let ," in said and "by 300 gibberish (samples.jsonl: `Let me Let ,`)" in README
 
 
 def test_speed_tables_are_those_of_the_output():
