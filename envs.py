@@ -61,6 +61,7 @@ class Env:
     over = True       # so that `step` fails before `reset`
 
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
+        assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"  # ('Push') is a word
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
         self.dice = np.random.default_rng([seed, episode, 1])  # the 1: not the dice of find_level
@@ -306,9 +307,9 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = name.rpartition(":")
-    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class of an existing file")
+    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class of your own")
     defined = run_file(file)
-    need(class_name in defined, f"{name}: {file} does not define {class_name}")
+    need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]
 
 

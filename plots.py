@@ -77,14 +77,6 @@ def thought_of(turn):  # -> text; without </think>, all the rest of the answer; 
     return found[1] if found else ""
 
 
-def start_log(folder, log):  # log: "", or what the checkpoint holds; rows after it are dropped, and made again
-    file = Path(folder, "log.jsonl")
-    if file.is_file() and not file.read_text(errors="replace").startswith(log):
-        print(f"{file} does not begin as the checkpoint's log (is one of them another run's?): kept as log.old")
-        file.replace(f"{folder}/log.old")
-    file.write_text(log)
-
-
 def append(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
         for x in dicts:
@@ -153,7 +145,7 @@ def is_dead(rows):  # no update in its last ten iterations: taken for the end (t
 
 # --------------------------------------------------------------------------------------------------- pictures
 def curves(folders, out=None):  # -> path of the picture
-    need(out or len(folders) == 1, "several runs in one picture: say its name, such as --out both.png")
+    need(len(folders) == 1 or Path(out or "").suffix, "several runs in one picture: name it, such as --out both.png")
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
@@ -170,7 +162,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
             columns |= dict.fromkeys(row)
     evals = [metric for metric in columns if metric.startswith("eval ")]
     shown = evals + [metric for metric in metrics if metric in columns]
-    need(shown, "there is no curve yet: wait for the first iteration")
+    need(shown, "there is no curve yet: nothing was trained or evaluated")
     height = math.ceil(len(shown) / per_row)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
     for place, metric in enumerate(shown, 1):
@@ -198,15 +190,14 @@ def draw_run(ax, metric, run, label, color):
     levels = run.config["yardsticks"].get(metric.removeprefix("eval "), [])
     for level, name in zip(levels, ("random", "optimal")):
         ax.axhline(level, color="0.4", lw=1, ls=":")
-        ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom" if level < 0.9 else "top",
-                transform=ax.get_yaxis_transform())
+        ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
 
 
 def finish_panel(ax, metric):
     ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}").replace("; ", "\n"))
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
-        ax.set_ylim(0, 1.05)
+        ax.set_ylim(0, 1.15)
     if metric in LOG_AXIS and ax.dataLim.y1 > 1e-4:  # what is below is as good as 0
         ax.set_yscale("log", nonpositive="clip")
         ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))

@@ -33,10 +33,10 @@ import json
 import re
 import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from time import perf_counter
 
 import filelock  # comes with torch
 import numpy as np
@@ -121,13 +121,15 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         for name, value in presets.items():
             if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
+        self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
-            need(value is None or setting.type is str or value >= least, f"{setting.name} {value}: at least {least}")
+            need(value is None or setting.type is str or least <= value < 1e15,
+                 f"{setting.name} {value}: at least {least}")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in NOT_FOR, "--algo: choose ppo or grpo")
@@ -208,7 +210,7 @@ def message(env, cfg, actions_left, reward=None):  # -> text
     return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
 
 
-@functools.lru_cache(2048)  # the episodes of a group often read the same
+@functools.lru_cache  # the episodes of a group often read the same
 def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
     """`text` as a user's message in the chat template, then the answer's first tag. NOTE: earlier answers are not
     rendered again: their text might become other ids than were sampled. A dummy, "(seam)", stands for them:
@@ -269,8 +271,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
     trajs = [begin(name, seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    end_of_turn = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0]  # <|im_end|>
-    ends = end_of_turn, models.tok.eos_token_id
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|> first
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has computed for the tokens that it has read
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
@@ -373,7 +374,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. (R_i is part of the mean: that only shrinks A, to (N-1)/N.)
     NOTE: the std hides how much returns differ: one that differs from N-1 equal ones gets |A| = (N-1)/sqrt(N). The only
-    risky pull of 16 gets 3.75 if it pays (1 in 4), else -3.75: -1.9 on average, though its arm is better ("mean": +)."""
+    risky pull of 16 gets 3.75 if it pays (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -570,15 +571,15 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # seeds: of levels (not the evaluation's); last, of sampling
     *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-    start = time.perf_counter()
+    start = perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
-    played = time.perf_counter()
+    played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
     for number in range(cfg.online_k):  # one; with --online-k, slices of P prompts (Fig. 10)
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
         learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # each its own shuffle
-    row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": time.perf_counter() - played}
+    row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
 
@@ -612,9 +613,9 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     success = sum(traj.success for traj in trajs) / len(trajs)
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
-    when = f"iteration {i}: " if cfg.trains else ""
     with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
-        tqdm.write(f"{when}{world} {envs.with_interval(success, len(trajs))}  random {random:.2f}  optimal {best:.2f}")
+        tqdm.write(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
+                   f"random {random:.2f}  optimal {best:.2f}")
     samples = [{"iteration": i, "env": world, "turns": traj.turns,
                 "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"}
                for traj in trajs[:8]]
@@ -683,7 +684,8 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? No network? No critic: --algo grpo"):
+    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder or id? A RUN without checkpoint? No network? "
+                "(If it has no critic: --algo grpo)"):
         tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
@@ -692,7 +694,7 @@ def load_models(cfg):
             critic = transformers.AutoModelForTokenClassification.from_pretrained(cfg.source,
                 dtype=torch.float32, num_labels=1).to(cfg.device)
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
-    need(tok.chat_template, f"--model {cfg.model} has no chat template: take an instruction-tuned model")
+    need(tok.chat_template, f"--model {cfg.model} has no chat template: is it instruction-tuned, its folder whole?")
     message_length = len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + 16  # 16: the line that tells the reward
     longest = cfg.max_turns * (message_length + cfg.max_new_tokens)
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
@@ -702,11 +704,10 @@ def load_models(cfg):
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
     """Makes a new folder, so that no run is overwritten; with --resume, takes that run's folder and its saved log."""
-    log = restore(models, cfg.resume) if cfg.resume else ""
+    log = restore(models, cfg) if cfg.resume else ""
     rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
     need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
-    name = f"runs/{envs.title(cfg.env)}-{cfg.algo}{'-s' if cfg.starpo_s else ''}-seed{cfg.seed}"
-    out = wanted = Path(cfg.resume or cfg.out or name)
+    out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}")
     number = 1
     while out.exists() and not cfg.resume:
         number += 1
@@ -716,7 +717,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         lock = filelock.FileLock(out / "lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
-    plots.start_log(out, log)
+    (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
     print(f"{cfg.model} on {cfg.device}, in {out}")
     return cfg, rows, lock
@@ -728,6 +729,7 @@ def save(models, cfg):
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
+    state["run"] = cfg.name
     with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
@@ -737,9 +739,11 @@ def save(models, cfg):
         new.rmdir()
 
 
-def restore(models, run):  # -> the log when it was saved
-    with or_say(f"{run}/checkpoint/trainer.pt cannot be used. Same --algo and recipe? Else put it back or start anew"):
-        state = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
+def restore(models, cfg):  # -> the log when it was saved
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used. The same recipe? Else put it back or start anew"):
+        state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
+        need(state.get("run", cfg.name) == cfg.name,  # unknown in older checkpoints
+             f"{cfg.resume} holds {state.get('run')}, not {cfg.name}: it goes on with its own world, --algo and --seed")
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
         for name, part in vars(models).items():

@@ -20,7 +20,7 @@ import ragen_mini as rm
 def xray(run):  # -> path of the page
     cfg = rm.parse_config(["--resume", run])
     models = rm.load_models(cfg)
-    log = rm.restore(models, run)
+    log = rm.restore(models, cfg)
     i = len(log.splitlines())  # the log begins with iteration 0
     _, trajs, learned = rm.iterate(i, models, cfg)
     page = Path(run, "xray.html")

@@ -134,6 +134,6 @@ def test_whenever_a_save_dies_there_is_a_whole_checkpoint(first, whole, tmp_path
         is_new = len(state["log"].splitlines()) == 6
         assert torch.equal(next(iter(state["policy"].values())), weight) == is_new
         transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-        rm.restore(reader, cfg.out)
+        rm.restore(reader, rm.replace(cfg, resume=cfg.out))
     rm.save(models, cfg)
     assert len(saved_rows(cfg.out)) == 6

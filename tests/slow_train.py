@@ -140,8 +140,9 @@ def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path
     flags = "--env bandit --algo ppo --critic-lr 2e-3 --eval-every 0".split()
     _, models = rm.train(settings(out, *flags, model=folder))
     for given, rates in (("", [1e-3, 2e-3]), ("--lr 0.5", [0.5, 2e-3]), ("--lr 0.5 --critic-lr 0.25", [0.5, 0.25])):
-        again = rm.load_models(rm.parse_config(["--resume", str(out), *given.split()]))
-        assert rm.restore(again, str(out)) == (out / "log.jsonl").read_text()
+        cfg = rm.parse_config(["--resume", str(out), *given.split()])
+        again = rm.load_models(cfg)
+        assert rm.restore(again, cfg) == (out / "log.jsonl").read_text()
         assert [group["lr"] for group in again.optimizer.param_groups] == rates
         memory = again.optimizer.state_dict()["state"]  # Adam's averages
         assert memory and equal(memory, models.optimizer.state_dict()["state"])

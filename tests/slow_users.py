@@ -220,7 +220,7 @@ SLIPS = [  # what is typed, what the user is told
     ("plots.py curve {runs}/bandit", "invalid choice: 'curve'"),
     ("plots.py curves nowhere", "nowhere is not the folder of a run"),
     ("plots.py curves {runs}/bandit nowhere --out x.png", "nowhere is not the folder of a run"),
-    ("plots.py curves {runs}/bandit {runs}/mine", "say its name, such as --out both.png"),
+    ("plots.py curves {runs}/bandit {runs}/mine", "several runs in one picture: name it, such as --out both.png"),
     ("plots.py curves {runs}/bandit/checkpoint", "checkpoint is not the folder of a run"),
     ("ragen_mini.py --env mario", "mario: choose bandit"),
     ("ragen_mini.py --env ''", ": choose bandit"),
@@ -320,6 +320,10 @@ def text(name, content):
     return spoil
 
 
+def contents(run):  # -> {file: its bytes}
+    return {file: file.read_bytes() for file in Path(run).rglob("*") if file.is_file()}
+
+
 def folder(name):
     def spoil(run):
         Path(run, name).unlink()
@@ -369,7 +373,7 @@ DAMAGE = [  # how, the command, what the user is told
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used."),
     (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used."),
-    (without_template, "ragen_mini.py --model run", "has no chat template: take an instruction-tuned model")]
+    (without_template, "ragen_mini.py --model run", "has no chat template: is it instruction-tuned, its folder whole?")]
 
 
 @pytest.mark.parametrize("spoil, command, says", DAMAGE)
@@ -379,16 +383,16 @@ def test_a_damaged_folder_is_one_line(spoil, command, says, runs, mistake):
     assert says in mistake(command)
 
 
-def test_a_log_that_is_not_the_checkpoints_is_kept(runs, user):
-    """Such as after a trainer.pt of another run was copied into the folder."""
+def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
+    """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
-    of_checkpoint = Path("run/log.jsonl").read_text()
-    other = of_checkpoint.replace('"iteration": 1', '"of": "another", "iteration": 1')
-    Path("run/log.jsonl").write_text(other)
-    code, said, errors = user(f"ragen_mini.py --resume run --iterations {len(rows_of('run'))}")
-    assert code == 0, errors
-    assert "run/log.jsonl does not begin as the checkpoint's log (is one of them another run's?): kept as log.old" in said
-    assert Path("run/log.old").read_text() == other and Path("run/log.jsonl").read_text().startswith(of_checkpoint)
+    before = contents("run")
+    assert "run holds bandit-grpo-seed0, not bandit-grpo-seed7: it goes on with its own world" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match="run holds bandit-grpo-seed0, not frozenlake-ppo-seed0"):
+        rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
+    assert contents("run") == before
+    shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
+    assert "run holds Guess-grpo-seed0, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
