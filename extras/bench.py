@@ -395,6 +395,8 @@ def main():
     for mode in modes:
         parser.add_argument("--" + mode.__name__, action="store_true")
     args = parser.parse_args()
+    if min(args.rounds, args.threads) < 1:
+        parser.error("--rounds and --threads: at least 1")
     torch.set_num_threads(args.threads)
     if args.memory_of:
         return peak_memory(args)

@@ -89,9 +89,12 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
             of_iteration = by_iteration.setdefault(sample["iteration"], [])
             of_iteration.append(sample)
     need(len(by_iteration) > 1, "evaluated only once: nothing to compare with")
-    first = by_iteration[min(by_iteration)]
-    last = by_iteration[max(by_iteration)]
-    return list(zip(first, last))
+    pairs = []
+    for before, after in zip(by_iteration[min(by_iteration)], by_iteration[max(by_iteration)]):
+        if before["turns"][0]["state"] == after["turns"][0]["state"]:  # else a line is missing: another level
+            pairs.append((before, after))
+    need(pairs, "the first and the last evaluation have no level in common")
+    return pairs
 
 
 def draw(fig, place, height, sample, title):  # turn by turn, downwards; the board, and what was said

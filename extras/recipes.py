@@ -247,6 +247,8 @@ def own_model(cfg):
         num_hidden_layers=2,
         num_attention_heads=2)
     folder = f"{cfg.out or 'runs/own-model'}-begin"
+    if cfg.resume:  # its settings name the model
+        return rm.train(cfg)
     rm.need(not Path(folder).exists(), f"{folder} exists: give another --out (or --model {folder} to ragen_mini.py)")
     transformers.LlamaForCausalLM(shape).save_pretrained(folder)
     tok.save_pretrained(folder)
@@ -262,7 +264,7 @@ if __name__ == "__main__":
     for name, recipe in RECIPES.items():
         about, *_ = inspect.getdoc(recipe).splitlines()
         table += f"{name:24}{about}\n"
-    rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, table)
+    rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, f"{table}\nFirst the name of one of these, then options")
     name = sys.argv.pop(1)
 
     def train(cfg):

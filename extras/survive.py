@@ -524,6 +524,8 @@ def main():
     arguments.add_argument("part", nargs="?", choices=parts)
     arguments.add_argument("count", nargs="?", type=int, help="of strings (parser) or runs (kills)")
     args = arguments.parse_args()
+    if args.count is not None and args.count < 1:
+        arguments.error("count: at least 1")
     if args.count and args.part not in ("parser", "kills"):
         arguments.error("a count is for parser or kills")
     count = {"count": args.count} if args.count else {}

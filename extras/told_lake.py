@@ -28,3 +28,7 @@ class ToldLake(envs.FrozenLake):
             return "You are in a hole."
         holes = [offset(self.state, hole) for hole in self.level["holes"]]
         return f"The goal is {offset(self.state, self.level['goal'])}. Holes: {'; '.join(holes) or 'none'}."
+
+
+if __name__ == "__main__":
+    print(__doc__)

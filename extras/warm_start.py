@@ -139,7 +139,7 @@ def main(argv):
         models.policy = adapted(models.policy)
     teach_planning(models, cfg, args.lesson_lr, args.lessons)
     _, valid = warm_start(models, cfg, args.warm_lr or (2e-4 if args.lora else 2e-5))
-    rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid. A higher --warm-lr?")
+    rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid. Another --warm-lr?")
     rm.evaluate(0, models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))
     if args.lora:
         models.policy = models.policy.merge_and_unload()

@@ -65,6 +65,14 @@ def test_an_unfinished_answer_and_an_unknown_world_are_drawn(tmp_path, drawn):
     assert "invalid: (no answer)\nreward -0.1" in said and any(text.endswith(" ...") for text in said)
 
 
+def test_after_a_lost_line_no_two_levels_are_compared(tmp_path, drawn):
+    """The second evaluation lacks its first sample: what stands in the same place is another level."""
+    other = ["_ O\nP G", "_ O\n_ √"]
+    run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, 0.0, states=other), sample(20, 1, 1.0, states=other)])
+    with pytest.raises(envs.UserError, match="no level in common"):
+        episode.episode(str(run))
+
+
 def test_a_run_that_was_evaluated_once_is_one_line(tmp_path):
     with pytest.raises(envs.UserError, match="only once"):
         episode.episode(str(written(tmp_path, [sample(20, 0, 1.0)])))
