@@ -31,6 +31,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from tqdm import tqdm
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see find_level)
@@ -379,6 +380,11 @@ class UserError(SystemExit):
 def need(condition, message):
     if not condition:
         raise UserError(message)
+
+
+def tell(text):  # above the progress bar
+    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
+        tqdm.write(text)
 
 
 @contextlib.contextmanager

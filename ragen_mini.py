@@ -25,7 +25,6 @@ Shapes: B trajectories, T tokens in the longest one, n tokens written by the mod
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
 """
 import argparse
-import contextlib
 import copy
 import functools
 import inspect
@@ -48,7 +47,7 @@ from tqdm import tqdm
 
 import envs
 import plots
-from envs import need, or_say
+from envs import need, or_say, tell
 
 FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
@@ -69,7 +68,7 @@ STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; by default one update: ratios stay 1
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
-NOT_FOR = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that an algorithm does not use
+NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what each does not use
 
 
 @dataclass
@@ -245,7 +244,7 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = {"state": env.render(), "answer": text, "valid": actions is not None, "tokens": len(written)}
     bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
-    reward = 0.0 if turn["valid"] else FORMAT_PENALTY  # if invalid, no action is run (released code runs known ones)
+    reward = 0.0 if actions else FORMAT_PENALTY  # if invalid, no action is run (released code runs known ones)
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -308,6 +307,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
+    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
     if nothing_to_compare(R[kept], cfg):
@@ -384,7 +384,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    Why does it weigh grad log pi, and why may a number b that the token cannot change be subtracted?
+    Why does it weigh grad log pi, and why may one subtract any b that the token cannot change? p: chance of an episode
         mean return = sum of p R over all episodes; grad p = p grad log p  ->  its gradient = average of R grad log p
         log p = sum of log pi over the tokens + what the world adds (it has no gradient)
         average of b grad log pi = sum of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0  ->  only noise changes"""
@@ -485,7 +485,7 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # T-1 columns: T tokens
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids are one more than columns
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -512,8 +512,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
 
 def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
     """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
-    output = critic(input_ids=part["inputs"], use_cache=False).logits  # (b,T-1,1)
-    return output[part["mask"]].float().squeeze(-1)
+    return critic(input_ids=part["inputs"], use_cache=False).logits[part["mask"]].float().squeeze(-1)
 
 
 @autocast
@@ -567,10 +566,10 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log, trajectories, what `learn` returned
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
-    if i == 0:  # the model before training, which is only evaluated
+    if not i:  # 0: the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # seeds: of levels (not the evaluation's); last, of sampling
-    *seeds, sampling_seed = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
     played = perf_counter()
@@ -613,9 +612,8 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     success = sum(traj.success for traj in trajs) / len(trajs)
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
-    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
-        tqdm.write(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
-                   f"random {random:.2f}  optimal {best:.2f}")
+    tell(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
+         f"random {random:.2f}  optimal {best:.2f}")
     samples = [{"iteration": i, "env": world, "turns": traj.turns,
                 "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"}
                for traj in trajs[:8]]
@@ -637,14 +635,14 @@ class KVCache:
 
     def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
-        stored = self.layers.get(layer, new[:, :, :, :0])  # before the first pass: no columns
+        stored = self.layers.get(layer, new[..., :0, :])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
         # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front; so must `new` be
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
-        return stored[:, :, :, :self.used].index_select(0, self.rows).unbind(1)
+        return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
 
     def select(self, trajs):  # from now on one row for each of these; a row may be copied
         for layer, stored in self.layers.items():
@@ -684,8 +682,8 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder or id? A RUN without checkpoint? No network? "
-                "(If it has no critic: --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? A RUN without checkpoint? "
+                "No network? (If it has no critic: --algo grpo)"):
         tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
@@ -719,7 +717,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}")
+    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: training, at temperature {cfg.temperature:g}")
     return cfg, rows, lock
 
 

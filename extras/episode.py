@@ -78,7 +78,8 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
     if world == "frozenlake":
         return "P player, O hole, G goal, X player in a hole, √ player at the goal"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
-    return told.replace("you", "player")
+    _wall, _floor, *written = told.replace("you", "player").split(", ")  # these two are only coloured
+    return ", ".join(written)
 
 
 def first_and_last(samples):  # -> for each level its sample in the first and in the last evaluation

@@ -18,6 +18,7 @@ import ragen_mini as rm
 
 
 def xray(run):  # -> path of the page
+    rm.need(Path(run, "checkpoint").is_dir(), f"{run} is not the folder of a run with a checkpoint")
     cfg = rm.parse_config(["--resume", run])
     models = rm.load_models(cfg)
     log = rm.restore(models, cfg)

@@ -439,7 +439,7 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
-    marks = {int(i): words for i, words in PAPER["figures"][name]["marks"].items()}
+    marks = {int(i): mark for i, mark in PAPER["figures"][name]["marks"].items()}
     if seed != PAPER["figures"][name]["seed"]:
         marks = {}
     draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png", marks)
@@ -448,7 +448,7 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
 
 
 @matplotlib.style.context(plots.STYLE)
-def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: what is to be seen from there on}
+def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: in which panel what is to be seen}
     _, lost_at = plots.peak_and_collapse(run)
     end = run.rows[-1]["iteration"]
     fig = matplotlib.figure.Figure(figsize=(8, 1.3 * len(metrics) + 1), layout="constrained")
@@ -462,11 +462,11 @@ def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: what is
             ax.plot(x, y, color="C0", lw=1)
             ax.set_ylim(-0.05, 1.1)
         ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
-        for i in marks:
+        for i, (panel, words) in marks.items():
             ax.axvline(i, color="C1", lw=1, ls="--")
-    for row, (i, words) in enumerate(marks.items()):  # each lower than the one before
-        side = "left" if i < end / 2 else "right"
-        axes[0].annotate(f" {i}: {words} ", (i, 0.7 - 0.25 * row), ha=side, va="center", color="#a05a00")
+            if panel == metric:
+                side = "left" if i < end / 2 else "right"
+                ax.annotate(f" {i}: {words} ", (i, 0.5), ha=side, va="center", color="#a05a00")
     axes[-1].set_xlabel("iteration")
     fig.suptitle(title)
     save(fig, out)

@@ -127,7 +127,7 @@ def test_what_a_model_wrote_cannot_end_the_page():
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(envs.UserError, match="no checkpoint"):
+    with pytest.raises(envs.UserError, match="is not the folder of a run with a checkpoint"):
         xray.xray(str(tmp_path))
 
 

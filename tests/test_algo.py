@@ -489,6 +489,17 @@ def test_wilson_interval_holds_its_rate(n):
 
 
 # ------------------------------------------------------------------------- what only a GPU would have shown: autocast
+@pytest.mark.parametrize("algo, seam", [("ppo", "of_group"), ("grpo", "gae")])
+def test_a_seam_that_the_algorithm_does_not_use_is_refused(cfg, algo, seam, monkeypatch):
+    """RLOO under the default PPO would train PPO, without a word. Both together are fine: one of them is used."""
+    cfg = rm.replace(cfg, algo=algo)
+    monkeypatch.setattr(rm, "returns", lambda *_: 1 / 0)  # what comes next
+    with pytest.raises(envs.UserError, match=f"{algo} does not use .'{seam}'.: set algo"):
+        rm.learn([], None, cfg, 0, **{seam: print})
+    with pytest.raises(ZeroDivisionError):
+        rm.learn([], None, cfg, 0, gae=print, of_group=print)
+
+
 def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, monkeypatch):
     """A GPU in the machine must not loosen the check for --device cpu."""
     cfg = rm.replace(cfg, env="bandit", prompts=1, rollouts=2)

@@ -295,7 +295,8 @@ def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
 
 def test_starpo_s_is_three_values_and_each_can_be_set_alone():
     base, s = rm.Config(device="cpu"), rm.Config(device="cpu", starpo_s=True)
-    changed = {name for name in vars(base) if vars(base)[name] != vars(s)[name]}
+    before, after = asdict(base), asdict(s)
+    changed = {name for name in before if before[name] != after[name]}
     assert changed == {"starpo_s", "keep", "kl_coef", "clip_high"}
     assert (s.keep, s.kl_coef, s.clip_high) == (0.25, 0.0, 0.28)
     assert (base.keep, base.kl_coef, base.clip_high) == (1.0, 0.001, 0.2)
