@@ -78,6 +78,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("GRPO with the population std", "std = R.std(1, keepdim=True)",
          "std = R.std(1, keepdim=True, correction=0)"),
         # losses
+        ("a seam that the algorithm does not use is ignored", "need(not replaced or replaced.keys()", "need(True or replaced.keys()"),
         ("a loss of one's own is ignored", "models.loss or policy_loss", "policy_loss"),
         ("targets not shifted", '"targets": [traj.ids[1:] for', '"targets": [traj.ids[:-1] for'),
         ("mask not shifted", "getattr(traj, name)[1:]", 'getattr(traj, name)[name != "mask":][:len(traj.ids) - 1]'),

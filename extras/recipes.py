@@ -7,12 +7,15 @@ The ways in:
     train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
                              a state_dict, also one that you add, is in the checkpoint. models.loss: another policy_loss, a
                              number for each token. (It shows from the second update on: --update-size 16, --epochs 2)
+                             NOTE: whoever puts another policy or critic in makes models.optimizer anew, or nothing is trained
     train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
                              advantages only, while filter, KL penalty and updates stay
     train(cfg, rollout=...)  another way to play, in evaluations, too; rewards may be changed: traj.reward, one number a
                              token. It returns groups 0, 1, ..., N episodes each. Training levels: seeds from 256 on
     train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written
     Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
+
+    main(train)              your script with the options of the command line, and --resume
 
 A run does not know its recipe: --resume wants the same one again.
 """
