@@ -133,7 +133,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the log's end: enough if the run is dead
+        ahead = below_half[i:i + COLLAPSED_FOR]  # ten; fewer at the log's end, if the run is dead
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None

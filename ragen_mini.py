@@ -42,7 +42,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed_in_backward
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward  # what a pass made is freed, and made again
 from tqdm import tqdm
 
 import envs
@@ -127,7 +127,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         for setting in fields(self):
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
-            need(value is None or setting.type is str or least <= value < 1e15,
+            need(value is None or setting.type is str or least <= value < 1e15,  # nor nan
                  f"{setting.name} {value}: at least {least}")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
@@ -270,7 +270,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
     trajs = [begin(name, seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|> first
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, another
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has computed for the tokens that it has read
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
@@ -343,7 +343,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: all but `inputs` lose their first entry. A mask that is not shifted trains a2, m3 instead of a1, a2, a3."""
+    NOTE: all but `inputs` lose their first entry. An unshifted mask trains a2, m3, not a1, a2, a3; the reward is lost."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
@@ -384,10 +384,10 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    Why does it weigh grad log pi, and why may one subtract any b that the token cannot change? p: chance of an episode
-        mean return = sum of p R over all episodes; grad p = p grad log p  ->  its gradient = average of R grad log p
+    Why does it weigh grad log pi? Why may one subtract any b that the token cannot change, such as earlier rewards?
+        mean return = sum over episodes of chance p * R; grad p = p grad log p -> its gradient = average of R grad log p
         log p = sum of log pi over the tokens + what the world adds (it has no gradient)
-        average of b grad log pi = sum of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0  ->  only noise changes"""
+        average of b grad log pi = sum over words of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0: less noise"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -482,7 +482,7 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
 
 def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
     """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 of mask: cumsum's first maximum
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # to the last 1: mask 0 1 1 0 1 0, cumsum 0 1 2 2 3 3
     packs = []
     for row in sorted(rows, key=length.__getitem__):
         if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids are one more than columns
