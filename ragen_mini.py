@@ -343,7 +343,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: all but `inputs` lose their first entry. An unshifted mask trains a2, m3, not a1, a2, a3; the reward is lost."""
+    NOTE: all but `inputs` lose their first entry. If the mask did not, a2 and m3 would be trained, the reward lost."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
