@@ -20,7 +20,7 @@ Words
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
 
-Order: an episode as tokens, playing, advantages, losses and updates, the loop; then the cache, files, options.
+Order: an episode as tokens, playing, advantages, losses, the loop; cache, files, options. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
 """
@@ -387,7 +387,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     Why does it weigh grad log pi? Why may one subtract any b that the token cannot change, such as earlier rewards?
         mean return = sum over episodes of chance p * R; grad p = p grad log p -> its gradient = average of R grad log p
         log p = sum of log pi over the tokens + what the world adds (it has no gradient)
-        average of b grad log pi = sum over words of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0: less noise"""
+        average of b grad log pi = sum over tokens of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0: less noise"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
