@@ -149,7 +149,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended where nothing could be compared. Never valid? Warm-start it. Collapsed? Lower --lr")
+            print(f"{label} ended: all returns are alike. All won? Never valid (warm-start it)? Collapsed (lower --lr)?")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 

@@ -33,6 +33,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("dice shared in a group", "[begin(name, seed, episode,", "[begin(name, seed, 0,"),
         ("a parser that takes text behind the answer", "SHAPE.fullmatch(text)", "SHAPE.match(text)"),
         ("the budget of actions is overrun", "if traj.actions_left == 0 or env.over:", "if env.over:"),
+        ("success, once won, stays", 'traj.success = info["success"]', 'traj.success |= info["success"]'),
         ("only the last action's reward counts", "reward += gained", "reward = gained"),
         ("the reward is on the answer's first token", "traj.reward[-1] =", "traj.reward[traj.answer_start] ="),
         ("the message tells all actions as left",
@@ -79,6 +80,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
          "std = R.std(1, keepdim=True, correction=0)"),
         # losses
         ("a seam that the algorithm does not use is ignored", "need(not replaced or replaced.keys()", "need(True or replaced.keys()"),
+        ("the filter rounds up", "int(keep * len(R) + 1e-9)", "-int(-keep * len(R) // 1)"),
+        ("forecasts are clipped around the present one", 'value_loss(value, part["value"][mask]', "value_loss(value, value.detach()"),
         ("a loss of one's own is ignored", "models.loss or policy_loss", "policy_loss"),
         ("targets not shifted", '"targets": [traj.ids[1:] for', '"targets": [traj.ids[:-1] for'),
         ("mask not shifted", "getattr(traj, name)[1:]", 'getattr(traj, name)[name != "mask":][:len(traj.ids) - 1]'),

@@ -151,6 +151,18 @@ def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path
         assert not equal(dict(again.policy.state_dict()), dict(again.ref.state_dict())), "ref stays what it was"
 
 
+def test_the_reference_is_restored_whatever_the_run_began_with(tmp_path, folder):
+    """So that --resume RUN --model RUN/checkpoint, after the first model is gone, measures KL from that first model."""
+    out = tmp_path / "run"
+    _, models = rm.train(settings(out, *"--env bandit --algo grpo --eval-every 0".split(), model=folder))
+    first = {name: weight.clone() for name, weight in models.ref.state_dict().items()}
+    cfg = rm.parse_config(["--resume", str(out), "--model", f"{out}/checkpoint"])
+    again = rm.load_models(cfg)
+    assert not equal(dict(again.ref.state_dict()), first), "it was loaded from the checkpoint"
+    rm.restore(again, cfg)
+    assert equal(dict(again.ref.state_dict()), first)
+
+
 def test_the_command_line_trains_evaluates_and_plays(tmp_path, capsys):
     command_line(*SMALL, *"--env bandit --algo grpo --seed 3 --eval-prompts 8".split(), "--out", tmp_path / "run")
     assert len(rows_of(tmp_path / "run")) == 3

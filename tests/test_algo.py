@@ -106,6 +106,7 @@ def test_filter_keeps_the_most_uncertain_prompts():
     assert rm.uncertainty_filter(R, 0.75).tolist() == [3, 1, 2]
     assert rm.uncertainty_filter(R, 1.0).tolist() == [3, 1, 2, 0]
     assert rm.uncertainty_filter(R, 0.01).tolist() == [3], "at least one"
+    assert rm.uncertainty_filter(R, 0.7).tolist() == [3, 1], "2.8 are two: no more than the share"
 
 
 def test_filter_sees_raw_returns():
@@ -168,8 +169,7 @@ def played(llama, tok):
         trajs += rm.rollout(players, "frozenlake", [300 + group], 4, config(max_turns=max_turns), group)
     for k, (traj, bonus) in enumerate(zip(trajs, [0, 0, 0, 1, 0.3, 2, 0, 0.3])):
         traj.group = k // 4
-        traj.reward[-1] += bonus
-        traj.reward[-1] += bonus
+        traj.reward[-1] += 2 * bonus
     return trajs
 
 
@@ -488,7 +488,7 @@ def test_wilson_interval_holds_its_rate(n):
         assert low <= p <= high
 
 
-# ------------------------------------------------------------------------- what only a GPU would have shown: autocast
+# ----------------------------------------------------------------------- seams; what only a GPU would show: autocast
 @pytest.mark.parametrize("algo, seam", [("ppo", "of_group"), ("grpo", "gae")])
 def test_a_seam_that_the_algorithm_does_not_use_is_refused(cfg, algo, seam, monkeypatch):
     """RLOO under the default PPO would train PPO, without a word. Both together are fine: one of them is used."""

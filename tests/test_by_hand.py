@@ -175,6 +175,35 @@ def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, monkeypatch):
     assert weight.grad == -0.25, "(1 + 0 - 3 + 1) / 4"
 
 
+def test_the_forecast_is_clipped_around_that_of_before_the_first_update(cfg, monkeypatch):
+    """Old 0, now 1, return 2: 1 is too far, 0.5 counts: 1.5 ** 2 / 2. Around the present forecast nothing is clipped."""
+    one = torch.ones(1, requires_grad=True)
+    monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (one, None))
+    monkeypatch.setattr(rm, "token_values", lambda critic, part: one)
+    batch = {"mask": torch.tensor([[True]]), "adv": torch.zeros(1, 1), "old_logp": torch.zeros(1, 1)}
+    batch |= {"value": torch.zeros(1, 1), "ret": torch.full((1, 1), 2.0)}
+    models = rm.Models(None, None, None, None, None, loss=lambda logp, *rest: (logp, logp > 0))
+    assert rm.add_gradients(batch, [0], models, cfg)["value_loss"] == 1.5 ** 2 / 2
+
+
+def test_success_is_that_of_the_last_state(cfg):
+    """A world that one can win and lose again: what counts is how it ended."""
+    class Door(Walk):
+        actions = ("Open", "Shut")
+
+        def outcomes(self, state, action):
+            return [(1.0, 2 * (action == "Open"), 0.0, False)]
+    tok = SimpleNamespace(decode=lambda ids, **_: "</think><answer>" + " || ".join(said) + "</answer>")
+    for said, won in ((["Open", "Shut"], False), (["Shut", "Open"], True)):
+        env = Door()
+        env.reset(0)
+        traj = rm.Trajectory(env, 0, 2)
+        traj.append([7], sampled=False)
+        traj.append([8], sampled=True)
+        rm.take_turn(traj, tok, cfg, (9, 9))
+        assert traj.success == won and traj.done
+
+
 # ----------------------------------------------------------------------------------------- what an iteration draws
 @pytest.fixture
 def drawn(monkeypatch):
