@@ -60,7 +60,7 @@ CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a 
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (not to be nested): bf16, but fp32 weights
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (do not nest): bf16, but fp32 weights
 
 
 # ------------------------------------------------------------------------------------------------- settings
@@ -272,7 +272,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, another
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # what the model has computed for the tokens that it has read
+    cache = KVCache()  # rows of what was computed for ids[:cached]; select: row i is now trajs[i]'s
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
     live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
@@ -485,7 +485,7 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # to the last 1: mask 0 1 1 0 1 0, cumsum 0 1 2 2 3 3
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids are one more than columns
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: one more than columns
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
