@@ -240,3 +240,16 @@ def test_nbgrader(tmp_path, short_default):
     nbgrader(feedback)
     page = (tmp_path / "feedback" / "untouched" / "tutorial" / "tutorial.html").read_text()
     assert "none of the" in page and "not written yet" in page, "why there are no points"
+
+
+@pytest.mark.parametrize("answer", [None, 3, "gae", lambda *args, **named: None, lambda *args, **named: object(),
+                                    lambda: 1 / 0,
+                                    lambda *args, **named: exit(), lambda *args, **named: float("nan")])
+@pytest.mark.parametrize("name", GRADED)
+def test_no_answer_can_crash_a_check(name, answer, capsys):
+    assert course.use(name, answer) is course.SHIPPED[name] and not course.passed(name)
+    assert name in capsys.readouterr().out
+    with pytest.raises(course.NoPoints):
+        course.earned(name)
+    course.use(name, course.SHIPPED[name])
+    assert not course.passed(name), "running the check once more would earn the points with the shipped one"

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import envs
+from conftest import ROOT
 from slow_paper import FIGURES, WORDS, logged, paper, saved, stage, wait_for
+import warnings_of_loss
 
 
 def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):
@@ -63,3 +65,29 @@ def test_what_is_said_of_held_out_levels(name, shared):
     training = [level_of(seed) for seed in range(1000, 4000)]
     assert not any(level in whole for _, level in training)
     assert round(np.mean([room in rooms for room, _ in training]), 2) == shared
+
+
+def test_what_the_page_says_of_warnings():
+    args = paper.parse(["claims"])
+    args.folder = ROOT / "figures/tiny"
+    runs = paper.runs_of("trap", "PPO", args)
+    page = (ROOT / "figures/CLAIMS.md").read_text()
+    _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
+    fresh = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
+    _, _, after_fresh, otherwise_fresh, difference = warnings_of_loss.row_of(fresh, "entropy")
+    assert f"with probability {after}, otherwise {otherwise}; fresh ones with {after_fresh} and {otherwise_fresh} (the interval holds 0: not replicated)" in page
+    assert "[-" in difference, "its interval holds 0"
+    of_32 = warnings_of_loss.row_of(paper.runs_of("trap, fresh seeds", "StarPO-S of 32", args), "entropy")
+    assert f"*StarPO-S of 32* with {of_32[2]} and {of_32[3]}." in page and "[-" not in of_32[-1]
+    for world, method in [*paper.pairs_of("equal")]:
+        assert "[-" in warnings_of_loss.row_of(paper.runs_of(world, method, args), "reward_std")[-1]
+    assert "[-" in warnings_of_loss.row_of(runs, "reward_std")[-1] and "[-" in warnings_of_loss.row_of(fresh, "reward_std")[-1]
+    assert "Long gradients warn as well, the in-group std never clearly; with several turns none of the four signals logged does." in page
+    groups = [runs] + [paper.runs_of(world, method, args) for world, method in paper.pairs_of("equal")]
+    warned = {metric: ["[-" not in warnings_of_loss.row_of(some, metric)[-1] for some in groups] for metric in ("entropy", "grad_norm_max")}
+    assert sum(warned["grad_norm_max"]) >= sum(warned["entropy"]) > len(groups) / 2
+    several = [run for world in ("trap, sokoban", "trap, gentle lake") for method in paper.PAPER["sets"]["several turns"]
+               for run in paper.runs_of(world, method, args)]
+    assert len(several) == 64
+    for metric in ("entropy", "reward_std", "valid", "distinct"):  # which were logged
+        assert "[-" in warnings_of_loss.row_of(several, metric)[-1]
