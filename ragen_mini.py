@@ -560,7 +560,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal.signal(signal.SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"{plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; go on by this script: --resume {cfg.out}")
+    print(f"{plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; go on (this script): --resume {cfg.out}")
     return rows, models
 
 
