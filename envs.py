@@ -308,7 +308,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = name.rpartition(":")
-    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class of your own")
+    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class (is it there?)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]

@@ -682,7 +682,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? A RUN without checkpoint? "
+    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
                 "No network? (If it has no critic: --algo grpo)"):
         tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
