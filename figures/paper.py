@@ -62,6 +62,7 @@ TITLES = {metric: look.partition(";")[0] for metric, look in plots.LOOKS.items()
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
 OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_at: does a count of lost runs depend on its definition?
 DASHES = ("-", "--", "-.", ":")
+AROUND = 10  # iterations on either side, of a running median
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
 
@@ -305,10 +306,10 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
             lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
         place = place_of(world, metric).removeprefix("trap, ")
         between = ":\n" if columns == 4 else ": "
-        heading = place + between + TITLES[metric.split()[0]]
         lessons = PAPER["figures"][name].get("lessons", False)
-        if lessons:  # the picture's title says what is drawn
-            heading = place
+        heading = place
+        if not lessons:  # else the picture's title says what is drawn
+            heading += between + TITLES[metric.split()[0]]
         panels.append(Panel(in_full(world, metric), heading, lines, lessons))
     file = f"{name}.png"
     if args.iterations:
@@ -455,12 +456,14 @@ def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: in whic
     axes = fig.subplots(len(metrics), 1, sharex=True)
     for ax, metric in zip(axes, metrics):
         x, y = run.series(metric)
-        ax.set_title(TITLES[metric], loc="left")
+        heading = TITLES[metric]
         if metric in plots.LOG_AXIS:
             draw_with_median(ax, x, y)
+            heading += f" (thick: median of {2 * AROUND + 1} iterations)"
         else:
             ax.plot(x, y, color="C0", lw=1)
             ax.set_ylim(-0.05, 1.1)
+        ax.set_title(heading, loc="left")
         ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
         for i, (panel, words) in marks.items():
             ax.axvline(i, color="C1", lw=1, ls="--")
@@ -472,11 +475,10 @@ def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: in whic
     save(fig, out)
 
 
-def draw_with_median(ax, x, y, around=10):  # spikes would own a mean
-    windows = np.lib.stride_tricks.sliding_window_view(y, 2 * around + 1)
+def draw_with_median(ax, x, y):  # spikes would own a mean
+    windows = np.lib.stride_tricks.sliding_window_view(y, 2 * AROUND + 1)
     ax.plot(x, y, color="C0", lw=0.6, alpha=0.6)
-    ax.plot(x[around:-around], np.median(windows, axis=1), color="C0", lw=2)
-    ax.set_title(f"{ax.get_title(loc='left')} (thick: median of {2 * around + 1} iterations)", loc="left")
+    ax.plot(x[AROUND:-AROUND], np.median(windows, axis=1), color="C0", lw=2)
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:g}")
 
