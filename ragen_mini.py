@@ -128,7 +128,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
             need(value is None or setting.type is str or least <= value < 1e15,  # nor nan
-                 f"{setting.name} {value}: at least {least}")
+                 f"{setting.name} {value}: at least {least}, and below 1e15")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in NOT_FOR, "--algo: choose ppo or grpo")
@@ -722,7 +722,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, and trainer.pt: states of policy, critic, ref, optimizer; the log. New
+    """RUN/checkpoint: a Hugging Face folder, and trainer.pt: states of policy, critic, ref, optimizer; log, name. New
     files are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
@@ -741,7 +741,7 @@ def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used. The same recipe? Else put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         need(state.get("run", cfg.name) == cfg.name,  # unknown in older checkpoints
-             f"{cfg.resume} holds {state.get('run')}, not {cfg.name}: it goes on with its own world, --algo and --seed")
+             f"{cfg.resume} holds {state.get('run')}, not {cfg.name}: it keeps its world, --algo, --starpo-s and --seed")
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
         for name, part in vars(models).items():

@@ -387,7 +387,7 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run holds bandit-grpo-seed0, not bandit-grpo-seed7: it goes on with its own world" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    assert "run holds bandit-grpo-seed0, not bandit-grpo-seed7: it keeps its world" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
     with pytest.raises(envs.UserError, match="run holds bandit-grpo-seed0, not frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     assert contents("run") == before
