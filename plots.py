@@ -19,18 +19,18 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # metrics, the columns of log.jsonl that are drawn: "title; what to look for" (its second line)
-    "reward": "mean return (training); an invalid turn costs 0.1",
+LOOKS = {  # metrics, the columns of log.jsonl that are drawn; a panel's title, and below it what to look for
+    "reward": "mean return (training)\nan invalid turn costs 0.1",
     "success": "success (training)",
-    "valid": "share of valid turns; a lasting fall: a collapse",
-    "reward_std": "in-group return std; 0: each group's returns are equal",
-    "entropy": "entropy per token; falls as the model decides",
-    "grad_norm": "gradient norm; before it is clipped to 1",
-    "grad_norm_max": "largest gradient norm; a collapse may follow a spike",
-    "kl": "log pi_old - log pi_ref; distance from the first model",
-    "response_length": "tokens per episode; fewer: it ends sooner",
-    "think_length": "words per thought; near 0: thoughts are empty",
-    "distinct": "different thoughts / thoughts; near 0: an echo",
+    "valid": "share of valid turns\na lasting fall: a collapse",
+    "reward_std": "in-group return std\n0: each group's returns are equal",
+    "entropy": "entropy per token\nfalls as the model decides",
+    "grad_norm": "gradient norm\nbefore it is clipped to 1",
+    "grad_norm_max": "largest gradient norm\na collapse may follow a spike",
+    "kl": "log pi_old - log pi_ref\ndistance from the first model",
+    "response_length": "tokens per episode\nfewer: it ends sooner",
+    "think_length": "words per thought\nnear 0: thoughts are empty",
+    "distinct": "different thoughts / thoughts\nnear 0: an echo",
 }
 DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
 SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")  # in `collapse`
@@ -194,7 +194,7 @@ def draw_run(ax, metric, run, label, color):
 
 
 def finish_panel(ax, metric):
-    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}").replace("; ", "\n"))
+    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}"))
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
         ax.set_ylim(0, 1.15)

@@ -55,7 +55,7 @@ plots.LOOKS |= {  # of variants.py and extras/thoughts.py
 COLUMNS = {*plots.LOOKS, "iteration", "eval", "updates", "clip_fraction", "value_loss",
            "seconds_rollout", "seconds_update"}  # these are packed; Run makes the others anew
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # iterations without updates have none
-TITLES = {metric: look.partition(";")[0] for metric, look in plots.LOOKS.items()} | {
+TITLES = {metric: look.partition("\n")[0] for metric, look in plots.LOOKS.items()} | {
     "eval": "success",
     "seconds": "seconds so far",
     "value_loss": "value loss",
