@@ -368,6 +368,8 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
+    if n == 1:  # a single episode was watched, nothing is estimated
+        return f"{p:.0f}"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
