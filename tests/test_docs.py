@@ -154,7 +154,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "three of three improve on the gentle lake told in words (0.2 to 0.5), none on its map (half the episodes)" in README
+    assert "- the gentle lake told in words: three of three (0.2 to 0.5);\n- its map: none of two (half the episodes)." in README
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
     for values in alone.values():
@@ -163,7 +163,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert f"({second[1]:.2f} after ten iterations, {second[3]:.2f} after thirty)" in page
     assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4 and "Four of five seeds choose the better arm" in page
     assert max(success[f"bandit-seed{seed}"][0] for seed in range(1, 6)) == pytest.approx(0.95, abs=0.005)
-    assert "Then three of five seeds learn the bandit, three" in README
+    assert "- the bandit: three of five seeds;" in README
     assert all(row["eval"]["frozenlake"] < 0.2 for name in ("lake-seed1", "lake-seed2") for row in reports[name]["rows"] if "eval" in row)
     assert "nothing is learnt: success does not rise above that of random play, 0.20." in page
     second = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
@@ -227,7 +227,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
-    assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700 and "Gradients fall 500-fold (medians of 1-20, 200-309), but for spikes, and a rise around 260." in section
+    assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700 and "Gradients fall 500-fold but for spikes and a rise around 260." in section
     assert np.median(longest[250:271]) > 0.1 > 0.01 > np.median(longest[160:241])
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike, by 300" in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; other CPUs may differ):" in section
