@@ -121,6 +121,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
             if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
+        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # a run's settings do not tell a script's own method
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
@@ -373,8 +374,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. (R_i is part of the mean: that only shrinks A, to (N-1)/N.)
-    NOTE: the std hides how much returns differ: one that differs from N-1 equal ones gets |A| = (N-1)/sqrt(N). The only
-    risky pull of 16 gets 3.75 if it pays (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
+    NOTE: the std hides how much returns differ. In a bandit, the only risky pull of 16 episodes gets 3.75 if it pays 1
+    (1 in 4), and -3.75 if it pays 0 beside 15 sure 0.15: -1.9 on average, though the risky arm is better."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -384,10 +385,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    Why does it weigh grad log pi? Why may one subtract any b that the token cannot change, such as earlier rewards?
-        mean return = sum over episodes of chance p * R; grad p = p grad log p -> its gradient = average of R grad log p
-        log p = sum of log pi over the tokens + what the world adds (it has no gradient)
-        average of b grad log pi = sum over tokens of pi b grad log pi = b grad(sum of pi) = b grad 1 = 0: less noise"""
+    One may subtract whatever the token cannot change: averaged over all tokens that could stand there, the gradient
+    stays what it was, only less noisy (proof: tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -530,7 +529,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
     """A `learn` or `rollout` of your own must return what ours does. watch(row, trajs, learned, models, cfg) is called
     before a row is logged: it may add columns to it, draw, or return True to stop (row 0, before training, has no
-    trajs). NOTE: to go on with such a run, use your script again; `python ragen_mini.py --resume` would use ours."""
+    trajs). Only the script that began a run can --resume it."""
     models = models or load_models(cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1),
@@ -560,13 +559,13 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal.signal(signal.SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"{plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; go on (this script): --resume {cfg.out}")
+    print(f"{plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; go on: --resume {cfg.out}")
     return rows, models
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log, trajectories, what `learn` returned
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
-    if not i:  # 0: the model before training, which is only evaluated
+    if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # seeds: of levels (not the evaluation's); last, of sampling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
@@ -727,7 +726,7 @@ def save(models, cfg):
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state["log"] = Path(cfg.out, "log.jsonl").read_text()
-    state["run"] = cfg.name
+    state["origin"] = cfg.origin
     with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
@@ -740,8 +739,8 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used. The same recipe? Else put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
-        need(state.get("run", cfg.name) == cfg.name,  # unknown in older checkpoints
-             f"{cfg.resume} holds {state.get('run')}, not {cfg.name}: it keeps its world, --algo, --starpo-s and --seed")
+        need(state.get("origin", cfg.origin) == cfg.origin,  # older checkpoints do not tell
+             f"{cfg.resume} is {state.get('origin')}: it cannot go on as {cfg.origin}. A new run from its weights: --model RUN")
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
         for name, part in vars(models).items():
@@ -751,34 +750,33 @@ def restore(models, cfg):  # -> the log when it was saved
 
 
 # --------------------------------------------------------------------------------------------- the command line
-def parse_config(argv=None):  # -> Config: options given here, else those of the run that --resume or --model names
+def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, else as in the run that argv names
     about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    for setting in fields(Config):
+    for setting in fields(config):
         kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
     run = given.get("resume", re.sub(r"[/\\]checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}
-    with or_say(f"{run}/config.json cannot be used: put it back or start anew"):
+    with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
         if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
             settings = json.loads(Path(run, "config.json").read_text())
-        known = Config.__annotations__.keys() - {"device", "out"}
-        settings = {name: settings[name] for name in settings.keys() & known}
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
-            need(not given.keys() & {"env", "out", "play", "eval_only"},
-                 "--resume trains on, in its world and folder. For another one, --play or --eval-only: --model RUN")
-        cfg = Config(**settings | given)
+            need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
+                 "--resume trains on: same world, model, folder (is its first model gone? Write "
+                 '"model": "RUN/checkpoint" into RUN/config.json). Else: --model RUN, which takes its weights')
+        cfg = config(**settings | {"device": Config.device, "out": ""} | given)
     of_no_use = NOT_FOR[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
     return cfg
 
 
-def main(train=train):  # your own script may pass another train(cfg)
-    cfg = parse_config()
+def main(train=train, config=Config):  # of your own script: another train(cfg), a subclass of Config with more options
+    cfg = parse_config(config=config)
     try:
         if cfg.trains:
             train(cfg)

@@ -15,9 +15,10 @@ The ways in:
     train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written
     Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
 
-    main(train)              your script with the options of the command line, and --resume
+    main(train, Config)      the command line for your script, with --resume. Config: a subclass of rm.Config with more options
+                             (@dataclass class Config(rm.Config): token_cost: float = 0.001), then cfg.token_cost
 
-A run does not know its recipe: --resume wants the same one again.
+A run goes on by the program, and the recipe, that began it: --resume refuses another one.
 """
 import functools
 import inspect
@@ -268,9 +269,10 @@ if __name__ == "__main__":
         about, *_ = inspect.getdoc(recipe).splitlines()
         table += f"{name:24}{about}\n"
     rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, f"{table}\nFirst the name of one of these, then options")
-    name = sys.argv.pop(1)
+    name = sys.argv[1]
+    sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # whose run it is, for --resume
 
     def train(cfg):
         RECIPES[name](cfg)
-        print(f"(to go on: python extras/recipes.py {name} --resume RUN; ragen_mini.py does not know the recipe)")
+        print(f"(to go on: python extras/recipes.py {name} --resume RUN)")
     rm.main(train)

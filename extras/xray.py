@@ -14,6 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+import torch
+
 import ragen_mini as rm
 
 
@@ -21,6 +23,9 @@ def xray(run):  # -> path of the page
     rm.need(Path(run, "checkpoint").is_dir(), f"{run} is not the folder of a run with a checkpoint")
     cfg = rm.parse_config(["--resume", run])
     models = rm.load_models(cfg)
+    with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
+        saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
+        cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
     log = rm.restore(models, cfg)
     i = len(log.splitlines())  # the log begins with iteration 0
     _, trajs, learned = rm.iterate(i, models, cfg)

@@ -56,6 +56,42 @@ def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
         assert A == pytest.approx(R[0, i].item() - sum(rest) / 7, abs=1e-5)
 
 
+OWN_OPTION = """
+from dataclasses import dataclass
+import ragen_mini as rm
+
+@dataclass
+class Config(rm.Config):
+    token_cost: float = 0.001  # of every token that the model writes
+
+def train(cfg):
+    print("cost", cfg.token_cost)
+    rm.train(cfg)
+
+rm.main(train, Config)
+"""
+
+
+def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys):
+    script, run = tmp_path / "costly.py", str(tmp_path / "run")
+    script.write_text(OWN_OPTION)
+
+    def command(name, *options):
+        monkeypatch.setattr(sys, "argv", [str(name), *options])
+        try:
+            runpy.run_path(str(name), run_name="__main__")
+        except UserError as error:
+            return str(error)
+        return capsys.readouterr().out
+
+    assert "cost 0.5\n" in command(script, *SMALL, "--token-cost", "0.5", "--out", run)
+    assert "cost 0.5\n" in command(script, "--resume", run, "--iterations", "3"), "it is a setting like the others"
+    assert "cost 0.001\n" in command(script, "--resume", run, "--iterations", "4", "--token-cost", "0.001")
+    assert "frozenlake" in command(script, "--model", run, "--play", "0")
+    assert "token_cost -1.0: at least 0" in command(script, "--token-cost", "-1")
+    assert "a script's own options?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
+
+
 def test_cispo_is_ppo_where_ratios_are_1(cfg):
     def weights(train, *flags):
         _, models = train(cfg("--iterations", 1, "--update-size", 16, *flags))

@@ -117,8 +117,8 @@ def test_nobody_else_may_train_in_the_folder_of_a_run(tmp_path, folder, bandit):
 
 
 def test_an_old_run_goes_on_without_settings_that_it_did_not_know(tmp_path, folder):
-    """A setting that is missing in its config.json takes its default; one that is gone is ignored. The rows are the
-    same as if it had not stopped."""
+    """A setting that is missing in its config.json takes its default; one that is unknown, such as a misspelt one, is
+    named. The rows are the same as if it had not stopped."""
     flags = "--env bandit --algo ppo --seed 3 --max-turns 1".split()
     whole = run(tmp_path / "whole", *flags, "--iterations", 2, model=folder)
     out = tmp_path / "run"
@@ -126,7 +126,10 @@ def test_an_old_run_goes_on_without_settings_that_it_did_not_know(tmp_path, fold
     about = json.loads((out / "config.json").read_text())
     for name in ("epochs", "lam", "no_think", "online_k"):
         del about[name]
-    (out / "config.json").write_text(json.dumps(about | {"truth_reward": 0.5}))
+    (out / "config.json").write_text(json.dumps(about | {"critic_lrr": 0.5}))
+    with pytest.raises(envs.UserError, match="config.json cannot be used.*'critic_lrr'"):
+        rm.parse_config(["--model", str(out)])
+    (out / "config.json").write_text(json.dumps(about))
     again, _ = rm.train(rm.parse_config(["--resume", str(out), "--iterations", "2"]))
     assert again == rows_of(out) and [row["iteration"] for row in again] == [0, 1, 2]
 
@@ -152,11 +155,13 @@ def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path
 
 
 def test_the_reference_is_restored_whatever_the_run_began_with(tmp_path, folder):
-    """So that --resume RUN --model RUN/checkpoint, after the first model is gone, measures KL from that first model."""
+    """If the first model is gone, config.json may name RUN/checkpoint: the KL is still measured from that first model."""
     out = tmp_path / "run"
     _, models = rm.train(settings(out, *"--env bandit --algo grpo --eval-every 0".split(), model=folder))
     first = {name: weight.clone() for name, weight in models.ref.state_dict().items()}
-    cfg = rm.parse_config(["--resume", str(out), "--model", f"{out}/checkpoint"])
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"model": f"{out}/checkpoint"}))
+    cfg = rm.parse_config(["--resume", str(out)])
     again = rm.load_models(cfg)
     assert not equal(dict(again.ref.state_dict()), first), "it was loaded from the checkpoint"
     rm.restore(again, cfg)

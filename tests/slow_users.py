@@ -70,6 +70,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "dashboard", lambda runs, out, *rest, **named: Path(out).touch() or out)
+        patch.setattr(sys, "argv", ["ragen_mini.py"])  # whose runs they are
         for name, world in (("bandit", "bandit"), ("mine", MINE)):
             rm.train(rm.parse_config(["--env", world, "--out", f"{folder}/{name}", "--device", "cpu", *SMALL.split()]))
     return folder
@@ -387,12 +388,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run holds bandit-grpo-seed0, not bandit-grpo-seed7: it keeps its world" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match="run holds bandit-grpo-seed0, not frozenlake-ppo-seed0"):
+    assert "run is bandit-grpo-seed0 by ragen_mini.py: it cannot go on as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match="run is bandit-grpo-seed0 by ragen_mini.py: it cannot go on as frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
+    says = mistake("extras/recipes.py rloo --resume run --iterations 9")
+    assert "by ragen_mini.py: it cannot go on as bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run holds Guess-grpo-seed0, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run is Guess-grpo-seed0 by ragen_mini.py: it cannot go on as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

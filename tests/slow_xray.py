@@ -93,8 +93,9 @@ def contents(folder):
 
 def test_the_page_shows_the_next_iteration_and_changes_nothing_else(run, monkeypatch, capsys):
     before = contents(run)
-    monkeypatch.setattr(sys, "argv", ["xray.py", str(run)])
-    runpy.run_path(str(ROOT / "extras/xray.py"), run_name="__main__")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["xray.py", str(run)])  # the run is by another program
+        runpy.run_path(str(ROOT / "extras/xray.py"), run_name="__main__")
     page = run / "xray.html"
     assert capsys.readouterr().out == f"{page}\n"
     assert contents(run) == before | {page: page.read_bytes()}

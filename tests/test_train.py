@@ -258,9 +258,11 @@ def test_a_finished_run_says_what_would_go_on(bandit):
 
 
 def test_a_run_that_goes_on_keeps_its_world(bandit):
-    """Or a model that has learnt one would be trained in another, and saved over itself."""
-    with pytest.raises(envs.UserError, match="trains on, in its world and folder"):
-        rm.parse_config(["--resume", str(bandit[0]), "--env", "sokoban"])
+    """Or a model that has learnt one would be trained in another, and saved over itself. Weights of another --model
+    would not be used, only noted as the run's first ones."""
+    for other in ("--env sokoban", f"--model {bandit[0]}"):
+        with pytest.raises(envs.UserError, match="trains on: same world, model, folder"):
+            rm.parse_config(["--resume", str(bandit[0]), *other.split()])
 
 
 def test_a_run_brings_its_settings(bandit):
