@@ -56,12 +56,14 @@ def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves 
 
 
 def drawn(pairs):  # -> figure
-    gains = [R_of(after) - R_of(before) for before, after in pairs]
+    gains = [worth(after) - worth(before) for before, after in pairs]
     most, word = (max, "gained") if sum(gains) >= 0 else (min, "lost")
     before, after = pairs[gains.index(most(gains))]
-    means = [np.mean([R_of(sample) for sample in samples]) for samples in zip(*pairs)]
+    means = [np.mean([worth(sample) for sample in samples]) for samples in zip(*pairs)]
     height = max(len(before["turns"]), len(after["turns"])) + 1
-    fig = matplotlib.figure.Figure(figsize=(9, 1.35 * height + 0.6), layout="constrained")
+    board = is_board([line.split() for line in before["turns"][0]["state"].splitlines()])
+    row = 1.35 if board else 0.9
+    fig = matplotlib.figure.Figure(figsize=(9, row * height + 0.6), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
     which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", fontsize=9)
@@ -74,7 +76,7 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
     if world not in envs.ENVS:
         return ""
     if world.startswith("bandit"):
-        return "Pay-outs are luck."
+        return "Pay-outs are luck: counted is what the chosen arm pays on average."
     if world == "frozenlake":
         return "P player, O hole, G goal, X player in a hole, √ player at the goal"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
@@ -114,6 +116,13 @@ def draw(fig, place, height, sample, title):  # turn by turn, downwards; the boa
 
 def R_of(sample):
     return sum(turn["reward"] for turn in sample["turns"])
+
+
+def worth(sample):  # what it earned; of a bandit, what its arm pays on average
+    arm = re.fullmatch(r"You pulled (.*)\.", last_state(sample))
+    if not arm or not sample["env"].startswith("bandit"):
+        return R_of(sample)
+    return sum(p * reward for p, _, reward, _ in envs.make(sample["env"]).outcomes(None, arm[1]))
 
 
 def last_state(sample):  # what the text ends with, before its return

@@ -57,6 +57,17 @@ def test_a_state_in_words_is_written_as_it_is(tmp_path, drawn):
     assert "You pulled Engineer." in words(drawn[0])
 
 
+def test_the_luck_of_a_bandit_does_not_count(tmp_path, drawn):
+    """Engineer pays 0.25 on average: 0 is no loss. A malformed answer is."""
+    begins, sure, risky = ["The arms are Teacher and Engineer.", *(f"You pulled {arm}." for arm in ("Teacher", "Engineer"))]
+    run = written(tmp_path, [sample(0, 0, 0.15, "bandit", [begins, sure]), sample(0, 1, -0.1, "bandit", [begins, begins]),
+                             sample(20, 0, 0.0, "bandit", [begins, risky]), sample(20, 1, 0.0, "bandit", [begins, risky])])
+    episode.episode(str(run))
+    assert drawn[0].get_supxlabel() == ("Of 2 levels (mean return 0.02, then 0.25) the one that gained most.\n"
+                                        "Pay-outs are luck: counted is what the chosen arm pays on average.")
+    assert "before training: return -0.1" in words(drawn[0])
+
+
 def test_an_unfinished_answer_and_an_unknown_world_are_drawn(tmp_path, drawn):
     one = sample(0, 0, -0.1, "Mine", ["a b\nc d", "a b\nc d"])
     one["turns"][0] |= dict(answer="<think>" + "word " * 200, valid=False)
