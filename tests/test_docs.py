@@ -2,6 +2,7 @@
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ import torch
 import envs
 import plots
 import ragen_mini as rm
-from conftest import ROOT
+from conftest import ROOT, rows_of
 from extras import warm_start
 
 sys.path.insert(0, str(ROOT / "figures"))
@@ -89,15 +90,19 @@ def test_readme_commands_are_understood(tmp_path, monkeypatch):
 
 
 def test_readme_change_of_the_method_trains(tmp_path, monkeypatch):
-    """The indented block that begins with the import, as it stands, but for two iterations."""
+    """The indented block that begins with the import, as it stands, by its command, but for two iterations."""
     block = re.search(r"^    import ragen_mini as rm\n(?:    .*\n|\n)+", README, re.M)[0]
-    code = textwrap.dedent(block).replace('algo="grpo", out="runs/rloo")', f'algo="grpo", device="cpu", iterations=2, eval_every=0, prompts=2, out="{tmp_path}/run")')
-    found = {}
-    exec(code, found)
+    script = tmp_path / "my_rloo.py"
+    script.write_text(textwrap.dedent(block))
+    command, = re.findall(r"`python (my_rloo.py .*?)`", README)
+    small = f"--device cpu --iterations 2 --eval-every 0 --prompts 2 --out {tmp_path}/run"
+    monkeypatch.setattr(sys, "argv", f"{command} {small}".split())
+    found = runpy.run_path(str(script), run_name="__main__")
+    rows = rows_of(tmp_path / "run")
     assert found["rloo"](torch.tensor([[1.0, 0.0, 0.0]]), "std").tolist() == [[1.0, -0.5, -0.5]]
     R = torch.randn(3, 16)
     assert torch.allclose(found["rloo"](R, "std"), 16 / 15 * rm.grpo_advantages(R, "mean"), atol=1e-6)
-    assert [row["iteration"] for row in found["rows"]] == [0, 1, 2] and found["rows"][1]["updates"] == 1
+    assert [row["iteration"] for row in rows] == [0, 1, 2] and rows[1]["updates"] == 1
 
 
 def test_readme_results_are_those_of_the_shipped_runs():
@@ -174,7 +179,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    assert "Let me Let ," in said and "by 300 gibberish (samples.jsonl: `Let me Let ,`)" in README
+    assert "Let me Let ," in said and "by 300 gibberish (`Let me Let ,`)" in README
 
 
 def test_speed_tables_are_those_of_the_output():
@@ -206,17 +211,20 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("## The Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
-    words = ("PPO | 16", "StarPO-S, four times the levels | 16", "StarPO-S | 4", None)  # the random quarter: CLAIMS.md
+    words = ("PPO", "StarPO-S, four times the levels", "StarPO-S, on", None)  # the random quarter: CLAIMS.md
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
         updates = [row.get("updates", 0) for run in won for row in run.rows]
-        assert name is None or name.endswith(f" | {max(updates)}")
         first = [plots.Run(run.config, run.rows[:401]) for run in won]
         lost = [plots.peak_and_collapse(run)[1] is not None for run in first]  # as if they had ended there
-        table.append(f"{name} | {sum(lost)} of {len(won)} | {ledger.lost_by_updates(won)[-1]}")
-        assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] in table[-1], "the rule in updates counts as many"
+        assert ledger.lost_in_iterations(won).startswith(f"{sum(lost)} of {len(won)} ")
+        table.append(f"\n{name} | {6400 // max(updates):,} | 6,400 | {ledger.lost_by_updates(won)[-1]}\n" if name else "")
+        by_updates = ledger.lost_by_updates(won, times=16 // max(updates))[-1]
+        assert not name or by_updates in table[-1], "the rule in updates counts as many"
+        if name == "StarPO-S, on":
+            table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert all(row in section for row in table[:3])
+    assert len(table) == 5 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
         assert low < 0 < high and max(-low, high) > 1600 and "**With equal updates no benefit is shown**, nor excluded." in section
