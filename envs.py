@@ -13,7 +13,7 @@ A world has a state, takes an action, and answers with a new state and a reward.
         # _ X O # #        env.level is what stays fixed: floor and targets
         # # # # # #
     env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
-    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: never, the caller counts actions
+    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: always False (the caller counts)
 
 `seed` fixes the level, so that a group of episodes can start alike and be compared. `episode`, the number in the group,
 seeds the episode's dice: slips and pay-outs. No global random state is touched.
@@ -308,7 +308,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = name.rpartition(":")
-    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or FILE:Class (is it there?)")
+    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or my_file.py:MyClass")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]
@@ -368,8 +368,8 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
-    if n == 1:  # a single episode was watched, nothing is estimated
-        return f"{p:.0f}"
+    if n == 1:  # nothing is estimated
+        return "success" if p else "no success"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 

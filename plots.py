@@ -2,7 +2,7 @@
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
-    python plots.py collapse RUN                        one below the other, to see which moved first
+    python plots.py collapse RUN                        its signals below each other: which moved first?
 """
 import argparse
 import json
@@ -140,7 +140,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
 
 
 def is_dead(rows):  # no update in its last ten iterations: taken for the end (too early, if rewards are rare)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates": None
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a short log is alive
 
 
 # --------------------------------------------------------------------------------------------------- pictures
@@ -149,7 +149,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended: all returns are alike. All won? Never valid (warm-start it)? Collapsed (lower --lr)?")
+            print(f"{label} ended, success {run.rows[-1].get('success')}: equal returns. Lost? Lower --lr, warm-start")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 

@@ -3,7 +3,7 @@
     repeat:                                                                                        in the paper
         trajs = rollout(...)              from each of P initial states the model plays N episodes
         R     = returns(trajs)            the sum of each episode's rewards                        eq. 2
-        kept  = uncertainty_filter(R)     those whose N returns differ most (by default all)       eq. 7
+        kept  = uncertainty_filter(R)     the groups whose returns differ most (by default all)    eq. 7
         batch = compute_advantages(...)   how much better than expected was every token?           eq. 5 (GRPO)
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
@@ -18,7 +18,7 @@ Words
     group       the N trajectories that begin with one prompt, a level's first message. A rollout: P groups
     iteration   one rollout and its updates. update: one gradient step, on E = 32 trajectories
     advantage   A: how much better than expected things went after a token
-    ratio       of a token's probability now to that when it was sampled. entropy: how undecided a choice is
+    ratio       of a token's probability now to that when it was sampled
 
 Order: an episode as tokens, playing, advantages, losses, the loop; cache, files, options. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
@@ -60,7 +60,7 @@ CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a 
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (do not nest): bf16, but fp32 weights
+autocast = torch.autocast("cuda", torch.bfloat16, CUDA)  # decorator (do not nest): bf16, but fp32 weights
 
 
 # ------------------------------------------------------------------------------------------------- settings
@@ -77,7 +77,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
     model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
-    seed: int = 0  # of everything random
+    seed: int = 0  # of everything random in training; an evaluation, and --play, always samples alike
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -121,7 +121,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
             if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
-        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # a run's settings do not tell a script's own method
+        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # who may --resume
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
@@ -129,7 +129,7 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
             value = getattr(self, setting.name)
             least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
             need(value is None or setting.type is str or least <= value < 1e15,  # nor nan
-                 f"{setting.name} {value}: at least {least}, and below 1e15")
+                 f"--{setting.name.replace('_', '-')} {value}: must be at least {least}, and below 1e15")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
         need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in NOT_FOR, "--algo: choose ppo or grpo")
@@ -142,7 +142,7 @@ class Models:
     policy: nn.Module
     critic: nn.Module  # PPO; else None
     ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # yours; None: `train` makes it
     tok: object  # the tokenizer
     loss: object = None  # a policy_loss of your own; None: ours
 
@@ -157,7 +157,7 @@ class Trajectory:
     Guessing it later from text or special tokens fails where the end of a turn and the padding are the same token.
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
-        old_logp  0            0        0         -1.2 0.0 -0.1  -0.3      -0.1           0            0
+        old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1           0            0
         reward    0            0        0          0   0   0      0         1.0           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
@@ -271,9 +271,9 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
     trajs = [begin(name, seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, another
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of a turn, of a text
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # rows of what was computed for ids[:cached]; select: row i is now trajs[i]'s
+    cache = KVCache()  # rows of what was computed for ids[:cached]. select(trajs) makes row i that of trajs[i]
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
     live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
@@ -313,7 +313,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]  # %: slices of --online-k start at P, 2P, ...
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -333,7 +333,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 def nothing_to_compare(R, cfg):  # (k,N)
     """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise and KL."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # also at gamma < 1, where equal returns may differ in when they came
+    return spread < 1e-4  # with gamma < 1, too, though equal returns may then differ in when they came
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -344,9 +344,9 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: all but `inputs` lose their first entry. If the mask did not, a2 and m3 would be trained, the reward lost."""
+    NOTE: the mask loses its first entry. If it lost its last one, 0 0 1 1 0, a2 and m3 would be trained."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
-    for name in ("mask", "old_logp", "reward"):
+    for name in "mask", "old_logp", "reward":
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
     return {name: nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
             for name, rows in batch.items()}
@@ -385,8 +385,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    One may subtract whatever the token cannot change: averaged over all tokens that could stand there, the gradient
-    stays what it was, only less noisy (proof: tutorial, part 3)."""
+    What the token cannot change, c, may be subtracted: on average c grad log pi is c grad(sum of pi) = c grad 1 = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -409,8 +408,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ------------------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """Minus eq. 4 (PPO), 6 (GRPO): both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1, where
-    the gradient of ratio A is A grad log pi. Later the ratio makes what pi_old sampled count as if pi had, until the
-    token has moved far enough to where A pushes it: then min takes clip(ratio) A, a constant, without gradient.
+    the gradient of ratio A is A grad log pi. Later the ratio weighs what pi_old sampled as if pi had sampled it. Once a
+    token has moved far enough the way A pushes, min takes clip(ratio) A, a constant: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -465,8 +464,8 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     return stats
 
 
-def make_optimizer(policy, critic, cfg):
-    networks = [(policy, cfg.lr), (critic, cfg.critic_lr)]
+def make_optimizer(models, cfg):
+    networks = [(models.policy, cfg.lr), (models.critic, cfg.critic_lr)]
     return torch.optim.Adam([{"params": network.parameters(), "lr": lr} for network, lr in networks if network])
 
 
@@ -527,13 +526,14 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """A `learn` or `rollout` of your own must return what ours does. watch(row, trajs, learned, models, cfg) is called
-    before a row is logged: it may add columns to it, draw, or return True to stop (row 0, before training, has no
-    trajs). Only the script that began a run can --resume it."""
+    """A `learn` or `rollout` of your own must return what ours does; `rollout` plays evaluations, too (EVAL_SEEDS).
+    watch(row, trajs, learned, models, cfg) is called before a row is logged: it may add columns to it, draw, or return
+    True to stop (row 0, before training, has no trajs). Only the script that began a run can --resume it."""
     models = models or load_models(cfg)
+    models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
-    bar = tqdm(total=cfg.iterations, initial=max(0, len(rows) - 1),
-               bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
+    bar = tqdm(total=cfg.iterations,
+               initial=max(0, len(rows) - 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
     STOP.clear()
     old_handler = signal.signal(signal.SIGINT, ask_to_stop)
     try:
@@ -559,15 +559,16 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal.signal(signal.SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"{plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; go on: --resume {cfg.out}")
+    print(f"curves: {plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; "
+          f"on, to {2 * cfg.iterations} iterations: --resume {cfg.out} --iterations {2 * cfg.iterations}")
     return rows, models
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log, trajectories, what `learn` returned
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
-    if i == 0:  # the model before training, which is only evaluated
+    if not i:  # 0: the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # seeds: of levels (not the evaluation's); last, of sampling
+    rng = np.random.default_rng([cfg.seed, i])  # of P levels, none of EVAL_SEEDS, and of sampling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
@@ -620,17 +621,39 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
 
 
 # ------------------------------------------------------------------------------- the cache, which makes playing fast
-class KVCache:
-    """Keys and values of all tokens read so far. The model takes it for its past_key_values: each layer calls `update`.
-    Before a pass `read` says which rows (b,) take part, into which of their columns (b,q) new tokens go, and how many
-    columns are then used. Messages differ in length: shorter ones are padded (-). If a row holds 7 tokens, another 5:
+def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
+    """The model reads the ids that are not cached yet (`sample` moves traj.cached). The cache only saves time; without
+    it each row would be log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature).
+    Messages differ in length: shorter ones are padded (-). If a row of the cache holds 7 tokens, another one 5:
         input    columns, from 0
         a b c    7 8 9    new tokens go behind those that the row holds
         - - x    6 7 5    in the input pads come first, so that the last place predicts every row's next token;
-                          in the cache they come behind x, which does not see them; the next tokens overwrite them
-    Rows of those who wait stay as they are. Given position_ids and a 4-D mask, a model asks a cache for no more."""
+                          in the cache they come behind x, which does not see them; the next tokens overwrite them"""
+    q = max(len(traj.ids) - traj.cached for traj in trajs)
+    inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
+    for traj in trajs:
+        start, end = traj.cached, len(traj.ids)
+        pads = start + q - end
+        inputs.append([0] * pads + traj.ids[start:])
+        columns.append([*range(end, end + pads), *range(start, end)])
+    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
+    cache.columns = torch.tensor(columns, device=cfg.device)
+    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
+    cache.used = max(map(max, columns)) + 1
+    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
+    with or_say(f"--model {cfg.model} cannot be used here"):
+        output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
+                        logits_to_keep=1, attention_mask=-1e30 * future)  # a mask that is added to the scores
+    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
+    need(not logp.isnan().any(), NOT_FINITE)
+    return logp
+
+
+class KVCache:
+    """Keys and values of all tokens read so far, a row for each episode. The model takes it for its past_key_values:
+    each layer calls `update`, and nothing else, since `read` gives positions and mask. Other episodes' rows stay."""
     def __init__(self):
-        self.layers = {}  # layer -> (rows, 2, heads, columns, width). `read` also sets rows, columns and used
+        self.layers = {}  # layer -> (rows, 2, heads, columns, width). `read` sets rows (b,), columns (b,q), used
 
     def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
@@ -648,29 +671,6 @@ class KVCache:
             self.layers[layer] = stored[[traj.cache_row for traj in trajs]]
         for row, traj in enumerate(trajs):
             traj.cache_row = row
-
-
-def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """The model reads the ids that are not cached yet (`sample` moves traj.cached). The cache only saves time; without
-    it each row would be log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature)."""
-    q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
-    for traj in trajs:
-        start, end = traj.cached, len(traj.ids)
-        pads = start + q - end
-        inputs.append([0] * pads + traj.ids[start:])
-        columns.append([*range(end, end + pads), *range(start, end)])
-    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)
-    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
-    cache.used = max(map(max, columns)) + 1
-    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
-    with or_say(f"--model {cfg.model} cannot be used here"):
-        output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=1,
-                        attention_mask=-1e30 * future)  # added to the scores (some models add even a boolean mask)
-    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
-    need(not logp.isnan().any(), NOT_FINITE)
-    return logp
 
 
 # ----------------------------------------------------------- models and files (nothing about learning follows)
@@ -696,14 +696,14 @@ def load_models(cfg):
     longest = cfg.max_turns * (message_length + cfg.max_new_tokens)
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
     need(longest <= room, f"episodes take up to {longest} tokens, {cfg.model} {room}: lower --max-new-tokens or turns")
-    return Models(policy, critic, ref, make_optimizer(policy, critic, cfg), tok)
+    return Models(policy, critic, ref, None, tok)
 
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
     """Makes a new folder, so that no run is overwritten; with --resume, takes that run's folder and its saved log."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
-    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished: give it more --iterations")
+    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished ({len(rows) - 1}): give it more --iterations")
     out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}")
     number = 1
     while out.exists() and not cfg.resume:
@@ -716,7 +716,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: training, at temperature {cfg.temperature:g}")
+    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: training, new levels, at temperature {cfg.temperature:g}")
     return cfg, rows, lock
 
 
@@ -739,8 +739,8 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used. The same recipe? Else put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
-        need(state.get("origin", cfg.origin) == cfg.origin,  # older checkpoints do not tell
-             f"{cfg.resume} is {state.get('origin')}: it cannot go on as {cfg.origin}. A new run from its weights: --model RUN")
+        need(state["origin"] == cfg.origin,
+             f"{cfg.resume} is {state['origin']}, and only goes on as that, not as {cfg.origin}. New: --model RUN")
         for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
             saved["lr"] = now["lr"]  # --resume may lower it
         for name, part in vars(models).items():

@@ -125,6 +125,7 @@ def load(args):  # -> models with learning rate 0, cfg
                     prompts=args.prompts, rollouts=args.rollouts, max_new_tokens=args.max_new_tokens,
                     max_turns=args.max_turns)
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     torch.set_num_threads(args.threads)  # load_models wants one for small models
     models.policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of its maker
     if "frozenlake_sft" in args.model:

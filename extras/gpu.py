@@ -62,6 +62,7 @@ def settings(args, **options):
 
 def load(args, cfg):
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     if args.random:  # its answers mean nothing: every turn has all its tokens
         bench.write_to_the_limit(models.tok)
     return models

@@ -5,13 +5,15 @@
 
 The ways in:
     train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
-                             a state_dict, also one that you add, is in the checkpoint. models.loss: another policy_loss, a
+                             a state_dict, also one that you add, is in the checkpoint. models.optimizer: your own; if it is
+                             None, `train` makes one for the networks as they then are. models.loss: another policy_loss, a
                              number for each token. (It shows from the second update on: --update-size 16, --epochs 2)
-                             NOTE: whoever puts another policy or critic in makes models.optimizer anew, or nothing is trained
+                             NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
     train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
                              advantages only, while filter, KL penalty and updates stay
-    train(cfg, rollout=...)  another way to play, in evaluations, too; rewards may be changed: traj.reward, one number a
-                             token. It returns groups 0, 1, ..., N episodes each. Training levels: seeds from 256 on
+    train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
+                             traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
+                             levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
     train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written
     Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
 
@@ -111,9 +113,9 @@ def said(cfg):
 def sgd(cfg):
     """Gradient descent with momentum wants rates of its own, such as --lr 0.05 --critic-lr 0.01."""
     models = rm.load_models(cfg)
-    groups = []
-    for group in models.optimizer.param_groups:  # the policy's and the critic's, each with its rate
-        groups.append({"params": group["params"], "lr": group["lr"]})
+    groups = [{"params": models.policy.parameters(), "lr": cfg.lr}]
+    if models.critic:
+        groups.append({"params": models.critic.parameters(), "lr": cfg.critic_lr})
     models.optimizer = torch.optim.SGD(groups, momentum=0.9)
     return rm.train(cfg, models)
 
@@ -124,6 +126,7 @@ def muon(cfg):
     models = rm.load_models(cfg)
     matrices, others = hidden_matrices(models.policy)
     models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)
+    models.optimizer = rm.make_optimizer(models, cfg)
     models.optimizer.param_groups[0]["params"] = others  # the policy's
     models.optimizer.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
     return rm.train(cfg, models)
@@ -133,6 +136,7 @@ def warm_up(cfg, steps=40):
     """The rates rise from step to step. Counted by Adam, which is in the checkpoint: exact where a run goes on, too.
     (--resume sets the rates themselves to those of the settings.)"""
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     usual = [group["lr"] for group in models.optimizer.param_groups]
 
     def set_rates(optimizer, *_):  # before each step
@@ -168,7 +172,6 @@ def lora(cfg):
     models = rm.load_models(cfg)
     adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
     models.policy = peft.get_peft_model(models.policy, adapters)
-    models.optimizer = rm.make_optimizer(models.policy, models.critic, cfg)  # or nothing would be trained
     return rm.train(cfg, models)
 
 

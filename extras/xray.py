@@ -26,6 +26,7 @@ def xray(run):  # -> path of the page
     with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
         saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
+    models.optimizer = rm.make_optimizer(models, cfg)
     log = rm.restore(models, cfg)
     i = len(log.splitlines())  # the log begins with iteration 0
     _, trajs, learned = rm.iterate(i, models, cfg)

@@ -117,6 +117,7 @@ def train_fork(origin, at, arm, dice):  # -> dict for DATA
     with contextlib.redirect_stdout(io.StringIO()):
         cfg = rm.Config(**SETTINGS, seed=1000 * origin + dice)
         models = rm.load_models(cfg)
+        models.optimizer = rm.make_optimizer(models, cfg)
     for name, state in torch.load(state_of(origin, at)).items():
         getattr(models, name).load_state_dict(state)
     change(models, arm, origin)

@@ -33,19 +33,20 @@ WON = 5  # a return on Sokoban above this holds the 10 for a solved room
 def large_eps(cfg):
     """Adam divides a step by the root of its second moment, plus this: what is tiny is no longer made large."""
     models = rm.load_models(cfg)
-    set_adam(models.optimizer, eps=1e-5)
+    set_adam(models, cfg, eps=1e-5)
     return rm.train(cfg, models)
 
 
 def short_memory(cfg):
     """Adam's second moment forgets as fast as its first: after quiet gradients it knows soon that they are loud."""
     models = rm.load_models(cfg)
-    set_adam(models.optimizer, betas=(0.9, 0.9))
+    set_adam(models, cfg, betas=(0.9, 0.9))
     return rm.train(cfg, models)
 
 
-def set_adam(optimizer, **options):
-    for group in optimizer.param_groups:  # one a network
+def set_adam(models, cfg, **options):
+    models.optimizer = rm.make_optimizer(models, cfg)
+    for group in models.optimizer.param_groups:  # one a network
         group.update(options)
 
 

@@ -59,7 +59,9 @@ def random_model(kind, tok, attention=None, **options):
 
 
 def models_of(policy, tok, cfg):
-    return rm.Models(policy, None, None, rm.make_optimizer(policy, None, cfg), tok)
+    models = rm.Models(policy, None, None, None, tok)
+    models.optimizer = rm.make_optimizer(models, cfg)
+    return models
 
 
 def check(policy, tok, cfg):  # -> tokens, largest difference through the cache, in an update
@@ -277,7 +279,9 @@ def first_ratios(cfg, monkeypatch, dtype=None):
         if dtype is not None:
             for name, value in dict(device="cpu", fast_dtype=dtype, _enabled=True).items():
                 patch.setattr(rm.autocast, name, value)
-        rm.iterate(1, rm.load_models(cfg), cfg)
+        models = rm.load_models(cfg)
+        models.optimizer = rm.make_optimizer(models, cfg)
+        rm.iterate(1, models, cfg)
     return found
 
 

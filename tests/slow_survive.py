@@ -113,6 +113,7 @@ def test_whenever_a_save_dies_there_is_a_whole_checkpoint(first, whole, tmp_path
     """Either the old trainer.pt or the new one, never a part, and never one without a whole model beside it."""
     cfg = settings(f"--resume {whole}")
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     reader = copy.deepcopy(models)
     weight = next(models.policy.parameters()).detach()
     files = len(list(Path(whole, "checkpoint").iterdir()))  # after torch.save they are put in their place one by one

@@ -34,6 +34,7 @@ def of_all_processes(work, n, tmp_path):  # -> [what work(rank) returned in proc
 
 def gradients(cfg, models, trajs, updates):  # -> [{name: gradient} of each step], its statistics
     """The weights stay, so that every step has the same truth."""
+    models.optimizer = rm.make_optimizer(models, cfg)
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     found = []
 
@@ -74,6 +75,7 @@ def test_one_filter_for_all(cfg, tmp_path):
     cfg.rollouts, cfg.prompts, cfg.max_turns, cfg.update_size, cfg.keep = 4, 4, 2, 4, 0.5
     cfg.lr = cfg.critic_lr = 0.0
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     trajs = rm.rollout(models, "frozenlake", SEEDS[:4], 4, cfg, 0)
     batch, steps = rm.learn(trajs, models, cfg, 3)
     assert len(steps) == 2

@@ -145,6 +145,7 @@ def test_resume_may_change_the_learning_rates_and_keeps_everything_else(tmp_path
     for given, rates in (("", [1e-3, 2e-3]), ("--lr 0.5", [0.5, 2e-3]), ("--lr 0.5 --critic-lr 0.25", [0.5, 0.25])):
         cfg = rm.parse_config(["--resume", str(out), *given.split()])
         again = rm.load_models(cfg)
+        again.optimizer = rm.make_optimizer(again, cfg)
         assert rm.restore(again, cfg) == (out / "log.jsonl").read_text()
         assert [group["lr"] for group in again.optimizer.param_groups] == rates
         memory = again.optimizer.state_dict()["state"]  # Adam's averages
@@ -163,6 +164,7 @@ def test_the_reference_is_restored_whatever_the_run_began_with(tmp_path, folder)
     (out / "config.json").write_text(json.dumps(config | {"model": f"{out}/checkpoint"}))
     cfg = rm.parse_config(["--resume", str(out)])
     again = rm.load_models(cfg)
+    again.optimizer = rm.make_optimizer(again, cfg)
     assert not equal(dict(again.ref.state_dict()), first), "it was loaded from the checkpoint"
     rm.restore(again, cfg)
     assert equal(dict(again.ref.state_dict()), first)

@@ -121,10 +121,10 @@ def test_adam_is_another(name, eps, betas, quick):
     """Of both networks, and again after --resume."""
     _, models = variants.VARIANTS[name](quick("--out run"))
     _, resumed = variants.VARIANTS[name](replace(quick(), resume="run", iterations=3))
-    plain = rm.load_models(quick())
+    plain = rm.make_optimizer(rm.load_models(quick()), quick())
     for group in models.optimizer.param_groups + resumed.optimizer.param_groups:
         assert (group["eps"], group["betas"]) == (eps, betas)
-    assert [group["eps"] for group in plain.optimizer.param_groups] == [1e-8, 1e-8]
+    assert [group["eps"] for group in plain.param_groups] == [1e-8, 1e-8]
     assert [group["lr"] for group in models.optimizer.param_groups] == [4e-4, 1e-3]
 
 
@@ -161,7 +161,9 @@ def episodes(cfg, play):
         for traj, value in zip(trajs, R):
             answer = [t for t, ours in enumerate(traj.mask) if ours]
             traj.reward = [value if t == answer[-1] else 0.0 for t in range(len(traj.ids))]
-        return trajs, rm.load_models(cfg)
+        models = rm.load_models(cfg)
+        models.optimizer = rm.make_optimizer(models, cfg)
+        return trajs, models
     return of
 
 

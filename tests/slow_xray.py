@@ -44,6 +44,7 @@ def plain_logps(policy, traj, cfg):  # (T-1,): one pass of the whole episode
 def test_the_best_and_the_worst_episode(flags, folder):
     cfg = rm.parse_config([*SMALL, "--model", folder, *flags.split()])
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     _, trajs, learned = rm.iterate(1, models, cfg)
     batch, steps = learned[0]
     episodes = xray.two_episodes(trajs, learned, models, cfg)
@@ -82,6 +83,7 @@ def test_without_updates_episodes_are_shown_without_their_columns(folder):
 def test_a_group_of_one_is_shown_once(folder):
     cfg = rm.parse_config([*SMALL, "--model", folder, "--rollouts", "1"])
     models = rm.load_models(cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     _, trajs, learned = rm.iterate(1, models, cfg)
     assert len(xray.two_episodes(trajs, learned, models, cfg)) == 1
 

@@ -389,17 +389,18 @@ def test_a_step_shortens_each_gradient_on_its_own_and_uses_its_own_rate(models, 
 
 def test_own_rates_for_policy_and_critic(models, cfg):
     cfg.lr, cfg.critic_lr = 3e-4, 7e-3
-    policy, critic = rm.make_optimizer(models.policy, models.critic, cfg).param_groups
+    policy, critic = rm.make_optimizer(models, cfg).param_groups
     for group, network, lr in ((policy, models.policy, 3e-4), (critic, models.critic, 7e-3)):
         assert group["lr"] == lr and [id(weight) for weight in group["params"]] == [id(w) for w in network.parameters()]
-    only, = rm.make_optimizer(models.policy, None, cfg).param_groups
+    models.critic = None
+    only, = rm.make_optimizer(models, cfg).param_groups
     assert only["lr"] == 3e-4
 
 
 def test_a_number_that_is_not_finite_never_reaches_the_weights(models, cfg, trajs):
     cfg.rollouts = 4
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    models.optimizer = rm.make_optimizer(models.policy, models.critic, cfg)
+    models.optimizer = rm.make_optimizer(models, cfg)
     before = copy.deepcopy(models.policy.state_dict())
     batch["adv"][0, batch["mask"][0].nonzero()[0]] = float("nan")
     with pytest.raises(envs.UserError, match="not finite"):

@@ -184,7 +184,7 @@ def test_a_model_whose_updates_read_other_numbers_is_refused_in_the_first_iterat
     else:
         policy.lm_head.register_forward_hook(lambda *_: None)  # harmless: what follows is behind the output layer
         policy.register_forward_hook(lambda _, __, output: output | {"logits": output.logits / 4})
-    models = rm.Models(policy, None, None, rm.make_optimizer(policy, None, cfg), tok)
+    models = rm.Models(policy, None, None, None, tok)
     uneven = iter(range(10 ** 6))
 
     def play(*args):  # a random model earns the same in all its episodes: then nothing would be compared
@@ -225,7 +225,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'}")
+    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'} --iterations 10")
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -253,7 +253,7 @@ def test_nothing_is_overwritten(tmp_path, bandit):
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
-    with pytest.raises(envs.UserError, match="finished: give it more --iterations"):
+    with pytest.raises(envs.UserError, match=r"finished \(2\): give it more --iterations"):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
