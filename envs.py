@@ -307,7 +307,7 @@ def find_world(name):  # -> the class or partial that makes the world
         return name
     if name in ENVS:
         return ENVS[name]
-    file, _, class_name = name.rpartition(":")
+    file, _, class_name = str(name).rpartition(":")
     need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or my_file.py:MyClass")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
@@ -336,6 +336,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
     @cache
     def value(state, left, combine):  # chance of success with `left` actions left
+        need(value.cache_info().currsize < 10 ** 6, "too many states for exact play: lower --max-actions, or --eval-every 0")
         if left == 0:
             return float(env.won(state))
         by_action = []

@@ -198,9 +198,8 @@ def finish_panel(ax, metric):
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
         ax.set_ylim(0, 1.15)
-    if metric in LOG_AXIS and ax.dataLim.y1 > 1e-4:  # what is below is as good as 0
-        ax.set_yscale("log", nonpositive="clip")
-        ax.set_ylim(bottom=max(1e-4, ax.get_ylim()[0]))
+    if metric in LOG_AXIS:
+        ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear below 0.001: it may be 0
 
 
 def moving_average(y):  # (n,) or (n, curves) -> the same: means of each value and `half` on either side

@@ -37,9 +37,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 
-import filelock  # comes with torch
 import numpy as np
 import torch
+import filelock  # comes with torch
 import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed_in_backward  # what a pass made is freed, and made again
@@ -126,14 +126,15 @@ class Config:  # None: depends on the model, or on --starpo-s (filled in by __po
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
-            value = getattr(self, setting.name)
-            least = 1 if setting.type is int and setting.default else 0  # an int that is 0 or None by default may be 0
-            need(value is None or setting.type is str or least <= value < 1e15,  # nor nan
-                 f"--{setting.name.replace('_', '-')} {value}: must be at least {least}, and below 1e15")
+            if setting.type is not str:
+                value = getattr(self, setting.name)
+                least = 1 if setting.type is int and setting.default else 0  # one that is 0 or None by default may be 0
+                need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
+                     f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
-        need(self.keep < 1 or not self.starpo_s, "--starpo-s, but keep 1: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        need(self.algo in NOT_FOR, "--algo: choose ppo or grpo")
-        need(self.adv_norm in ("std", "mean"), "--adv-norm: choose std or mean")
+        need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s, but the values of plain StarPO: add --keep 0.25 "
+             "--kl-coef 0 --clip-high 0.28 (--resume keeps its method)")
+        need(self.algo in NOT_FOR and self.adv_norm in ("std", "mean"), "--algo: ppo or grpo; --adv-norm: std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
@@ -612,7 +613,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     success = sum(traj.success for traj in trajs) / len(trajs)
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
-    tell(f"iteration {i}: " * cfg.trains + f"{world} {envs.with_interval(success, len(trajs))}  "
+    tell(f"{f'iteration {i}: ' if cfg.trains else ''}{world} {envs.with_interval(success, len(trajs))}  "
          f"random {random:.2f}  optimal {best:.2f}")
     samples = [{"iteration": i, "env": world, "turns": traj.turns,
                 "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"}
@@ -695,7 +696,7 @@ def load_models(cfg):
     message_length = len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + 16  # 16: the line that tells the reward
     longest = cfg.max_turns * (message_length + cfg.max_new_tokens)
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
-    need(longest <= room, f"episodes take up to {longest} tokens, {cfg.model} {room}: lower --max-new-tokens or turns")
+    need(longest <= room, f"episodes take up to {longest} tokens, not {room}: lower --max-new-tokens or --max-turns")
     return Models(policy, critic, ref, None, tok)
 
 
@@ -704,7 +705,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     log = restore(models, cfg) if cfg.resume else ""
     rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
     need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished ({len(rows) - 1}): give it more --iterations")
-    out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}")
+    out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}").expanduser()
     number = 1
     while out.exists() and not cfg.resume:
         number += 1
@@ -737,12 +738,11 @@ def save(models, cfg):
 
 
 def restore(models, cfg):  # -> the log when it was saved
-    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used. The same recipe? Else put it back or start anew"):
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (another --kl-coef?): put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         need(state["origin"] == cfg.origin,
              f"{cfg.resume} is {state['origin']}, and only goes on as that, not as {cfg.origin}. New: --model RUN")
-        for saved, now in zip(state["optimizer"]["param_groups"], models.optimizer.param_groups):
-            saved["lr"] = now["lr"]  # --resume may lower it
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --resume may lower its lr
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
                 part.load_state_dict(state[name])
@@ -758,7 +758,7 @@ def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, 
         kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
-    run = given.get("resume", re.sub(r"[/\\]checkpoint[/\\]?$", "", given.get("model", "tiny")))
+    run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}
     with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
         if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here

@@ -43,12 +43,15 @@ def rloo(cfg):
     def of_group(R, norm):  # (P,N) -> (P,N)
         others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
         return R - others
+    if cfg.algo != "grpo":
+        print("note: RLOO replaces GRPO's advantages: --algo grpo")
     return rm.train(rm.replace(cfg, algo="grpo"), learn=functools.partial(rm.learn, of_group=of_group))
 
 
 def discount_per_turn(cfg):
     """PPO, where --gamma 0.9 discounts once a turn instead of once a token.
     Rewards and forecasts of turn k are scaled by gamma ** k, which turns the discounted sum into a plain one; then back."""
+    rm.need(cfg.algo == "ppo", "discount_per_turn is for --algo ppo")
     rm.need(cfg.gamma > 0, "--gamma must be above 0")
 
     def gae(reward, value, mask, gamma, lam):  # as rm.gae
@@ -56,7 +59,7 @@ def discount_per_turn(cfg):
         scale = gamma ** (begins.cumsum(1) - 1)
         adv, ret = rm.gae(reward * scale, value * scale, mask, 1.0, lam)
         return adv / scale, ret / scale
-    return rm.train(rm.replace(cfg, algo="ppo"), learn=functools.partial(rm.learn, gae=gae))
+    return rm.train(cfg, learn=functools.partial(rm.learn, gae=gae))
 
 
 def early_turns_count_more(cfg):
@@ -256,6 +259,7 @@ def own_model(cfg):
     folder = f"{cfg.out or 'runs/own-model'}-begin"
     if cfg.resume:  # its settings name the model
         return rm.train(cfg)
+    rm.need(cfg.model == "tiny", "own_model makes its own model: no --model")
     rm.need(not Path(folder).exists(), f"{folder} exists: give another --out (or --model {folder} to ragen_mini.py)")
     transformers.LlamaForCausalLM(shape).save_pretrained(folder)
     tok.save_pretrained(folder)

@@ -31,6 +31,7 @@ PLAYERS = {"habit": 0.8, "planner": 0.2}
 STEPS, EPISODES, TRIED_EVERY = 200, 4, 5  # at most so many steps, on so many episodes each; steps between two looks
 ENOUGH = 0.9  # share of valid turns
 LESSONS_A_LINE = 10
+OF_RL = ("--lr", "--critic-lr", "--iterations")  # what ragen_mini.py knows, too, and somebody may mean
 TURNS_A_LESSON = 32  # each the first of an episode: so one sees most levels a second
 
 
@@ -124,6 +125,9 @@ def main(argv):
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
     with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    for word in options:
+        name = word.split("=")[0]
+        rm.need(name not in OF_RL, f"{name} is for ragen_mini.py: here nothing is learnt from rewards (--warm-lr, --lesson-lr)")
     cfg = rm.parse_config(["--model", args.model, *options])
     rm.need(not cfg.out, f"OUT is {args.out}: no --out")
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")

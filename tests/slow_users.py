@@ -250,6 +250,8 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/recipes.py rloo --env bandit --out {here}/run", "NotADirectoryError"),
     ("ragen_mini.py --resume {runs}/bandit/checkpoint", "give RUN, not RUN/checkpoint"),
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
+    ("extras/warm_start.py tiny out --env bandit --lr=1e-4", "--lr is for ragen_mini.py: here nothing is learnt from rewards"),
+    ("extras/recipes.py own_model --model runs", "own_model makes its own model: no --model"),
     ("extras/warm_start.py tiny out --env bandit --warm-lr nan", "--warm-lr and --lesson-lr must be above 0"),
     ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0"),
     ("extras/warm_start.py tiny {here}/out --env bandit", "/out ("),
@@ -372,8 +374,8 @@ DAMAGE = [  # how, the command, what the user is told
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/tokenizer.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
-    (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used."),
-    (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used."),
+    (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
+    (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
     (without_template, "ragen_mini.py --model run", "has no chat template: is it instruction-tuned, its folder whole?")]
 
 

@@ -272,10 +272,26 @@ def test_a_run_brings_its_settings(bandit):
     assert cfg.out == "" and Path(cfg.model) == bandit[0] / "checkpoint"
 
 
-def test_starpo_s_beside_a_run_wants_its_three_values(bandit):
+@pytest.mark.parametrize("also", ["", "--keep 0.5"])
+def test_starpo_s_beside_a_run_wants_its_three_values(also, bandit):
     """Which are the run's otherwise."""
     with pytest.raises(envs.UserError, match="--keep 0.25 --kl-coef 0 --clip-high 0.28"):
-        rm.parse_config(["--model", str(bandit[0]), "--starpo-s"])
+        rm.parse_config(["--model", str(bandit[0]), "--starpo-s", *also.split()])
+
+
+@pytest.mark.parametrize("setting, value", [
+    ("prompts", None), ("rollouts", 4.0), ("max_turns", 2.5), ("lr", "0.001"), ("no_think", "false"), ("gamma", [1])])
+def test_a_setting_of_another_type_is_refused(setting, value, bandit, tmp_path):
+    """As somebody writes it into config.json."""
+    run = shutil.copytree(bandit[0], tmp_path / "edited")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {setting: value}))
+    with pytest.raises(envs.UserError, match=re.escape(f"--{setting.replace('_', '-')} {value}: must be")):
+        rm.parse_config(["--model", str(run)])
+
+
+def test_a_float_may_be_given_as_a_whole_number():
+    assert rm.Config(temperature=3, kl_coef=0, device="cpu").temperature == 3
 
 
 @pytest.mark.parametrize("flags, of_no_use", [
@@ -290,8 +306,8 @@ def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
 
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
-    for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1.0)):
-        with pytest.raises(envs.UserError, match="keep 1: add --keep"):
+    for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, clip_high=0.2)):
+        with pytest.raises(envs.UserError, match="plain StarPO: add --keep"):
             make()
 
 
