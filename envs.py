@@ -50,8 +50,8 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 # ------------------------------------------------------------------------------------ what the worlds share
 class Env:
     """After `reset` self.level is what stays fixed in an episode, self.state (hashable) what changes. A world adds:
-        draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng. It is a
-                                       staticmethod, and uses nothing else, since find_level caches what it draws
+        draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng.
+                                       A staticmethod of these alone: find_level caches its results by them
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
@@ -87,7 +87,7 @@ class Env:
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level that a seed draws (cached: do not change it). Two seeds may draw the same one, so separate seeds alone
     would not keep evaluation levels out of training. Instead a hash of level and initial state says which quarter of
-    all levels is held out. EVAL_SEEDS draw until they get a held-out level, other seeds until the level is not."""
+    all levels is held out. EVAL_SEEDS draw again until a level is held out, other seeds until it is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
@@ -336,7 +336,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of o
 
     @cache
     def value(state, left, combine):  # chance of success with `left` actions left
-        need(value.cache_info().currsize < 10 ** 6, "too many states for exact play: lower --max-actions, or --eval-every 0")
+        need(value.cache_info().currsize < 10 ** 6, "too many states for yardsticks: --max-actions, --eval-every 0")
         if left == 0:
             return float(env.won(state))
         by_action = []

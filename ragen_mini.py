@@ -20,7 +20,7 @@ Words
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled
 
-Order: an episode as tokens, playing, advantages, losses, the loop; cache, files, options. New to RL? Tutorial, part 3.
+Order: episodes as tokens, playing, advantages, losses, the loop; cache, files, settings. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
 """
@@ -42,7 +42,7 @@ import torch
 import filelock  # comes with torch
 import transformers
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed_in_backward  # what a pass made is freed, and made again
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward  # activations are freed, then recomputed
 from tqdm import tqdm
 
 import envs
@@ -53,7 +53,6 @@ FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names a
 EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
 MAX_GRAD_NORM = 1.0  # gradients with a larger norm are scaled down to this (released code)
 VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code)
-TINY = Path(__file__).parent / "tiny"
 CUDA = torch.cuda.is_available()  # what depends on it has not been run yet: there was no GPU
 MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
 CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
@@ -61,91 +60,6 @@ EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B woul
 STOP = []  # signals that came: see ask_to_stop
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, CUDA)  # decorator (do not nest): bf16, but fp32 weights
-
-
-# ------------------------------------------------------------------------------------------------- settings
-STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; by default one update: ratios stay 1
-FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
-FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
-NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what each does not use
-
-
-@dataclass
-class Config:  # None: depends on the model, or on --starpo-s (filled in by __post_init__)
-    env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
-    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
-    model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
-    iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
-    seed: int = 0  # of everything random in training; an evaluation, and --play, always samples alike
-    prompts: int = 8  # P: initial states per iteration
-    rollouts: int = 16  # N: episodes from each initial state
-    max_turns: int = 5  # turns of an episode
-    max_actions_per_turn: int = 5  # further actions of an answer are dropped
-    max_actions: int = 10  # actions of an episode
-    max_new_tokens: int = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
-    no_think: bool = False  # answer at once, without <think>...</think>
-    temperature: float = 1.0  # of the rollout; evaluation is at 0.5
-    starpo_s: bool = False  # StarPO-S: changes the next three settings
-    keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
-    kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
-    clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
-    clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
-    entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
-    algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
-    gamma: float = 1.0  # ppo: discount, per token that the model wrote
-    lam: float = 1.0  # ppo: lambda of GAE. 1: by the rewards that came (noisy), 0: by the next forecast (biased)
-    adv_norm: str = "std"  # grpo: subtract the group's mean and divide by its std (std, eq. 5), or only subtract (mean)
-    update_size: int = 32  # E: trajectories per update
-    epochs: int = 1  # passes over the trajectories of an iteration
-    online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
-    lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
-    critic_lr: float = None  # Adam, critic (tiny: 1e-3, others: 1e-5)
-    eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
-    eval_prompts: int = 256  # evaluation levels; there are no more than 256
-    eval_only: bool = False  # evaluate --model, show its first episode, and stop
-    play: int = None  # show one episode of --model in this level, and stop
-    save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
-    out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run to continue, with its settings (in Python: parse_config(["--resume", RUN]))
-    device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
-
-    def __post_init__(self):
-        if Path(self.model, "checkpoint").is_dir():  # the folder of a run
-            self.model = f"{self.model}/checkpoint"
-        self.source = TINY if self.model == "tiny" else self.model
-        weights = Path(self.source, "model.safetensors")
-        self.small = weights.is_file() and weights.stat().st_size < 1e7
-        presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
-        for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
-                setattr(self, name, value)
-        self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
-        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # who may --resume
-        self.trains = self.play is None and not self.eval_only
-        self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
-        need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
-        for setting in fields(self):
-            if setting.type is not str:
-                value = getattr(self, setting.name)
-                least = 1 if setting.type is int and setting.default else 0  # one that is 0 or None by default may be 0
-                need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
-                     f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
-        need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
-        need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s, but the values of plain StarPO: add --keep 0.25 "
-             "--kl-coef 0 --clip-high 0.28 (--resume keeps its method)")
-        need(self.algo in NOT_FOR and self.adv_norm in ("std", "mean"), "--algo: ppo or grpo; --adv-norm: std or mean")
-        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
-
-
-@dataclass
-class Models:
-    policy: nn.Module
-    critic: nn.Module  # PPO; else None
-    ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
-    optimizer: torch.optim.Optimizer  # yours; None: `train` makes it
-    tok: object  # the tokenizer
-    loss: object = None  # a policy_loss of your own; None: ours
 
 
 # ------------------------------------------------------------------------------------- an episode as tokens
@@ -274,7 +188,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of a turn, of a text
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # rows of what was computed for ids[:cached]. select(trajs) makes row i that of trajs[i]
+    cache = KVCache()  # keys and values of ids[:cached], a row each. select(trajs): row i is now that of trajs[i]
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
     live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
@@ -332,7 +246,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), an update learns only noise and KL."""
+    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), only noise, KL, entropy were learnt."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4  # with gamma < 1, too, though equal returns may then differ in when they came
 
@@ -386,7 +300,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
     """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    What the token cannot change, c, may be subtracted: on average c grad log pi is c grad(sum of pi) = c grad 1 = 0."""
+    A c that the token cannot change may be subtracted: sum(pi c grad log pi) = c sum(grad pi) = c grad 1 = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -409,9 +323,9 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ------------------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """Minus eq. 4 (PPO), 6 (GRPO): both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1, where
-    the gradient of ratio A is A grad log pi. Later the ratio weighs what pi_old sampled as if pi had sampled it. Once a
+    the gradient of ratio A is A grad log pi. From update 2 on it weighs pi_old's samples as if they were pi's. Once a
     token has moved far enough the way A pushes, min takes clip(ratio) A, a constant: no gradient.
-         A    ratio    ratio A    clip(ratio) A    min takes        does the token's probability move?
+         A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
@@ -419,7 +333,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
-    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy  # its gradient matters, not its value
+    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy  # the loss's value means nothing
     return loss, clipped < unclipped
 
 
@@ -444,7 +358,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
 
 @autocast  # NOTE: on every step anew, because autocast caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """In parts that fit into memory: each is divided by the number of *all* tokens, so that they add up to one mean.
+    """In parts that fit into memory, each divided by the number of the *update's* tokens: they add up to one mean.
     NOTE: all tokens weigh the same, as in the policy gradient; eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
     loss_of = models.loss or policy_loss
@@ -529,7 +443,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
     """A `learn` or `rollout` of your own must return what ours does; `rollout` plays evaluations, too (EVAL_SEEDS).
     watch(row, trajs, learned, models, cfg) is called before a row is logged: it may add columns to it, draw, or return
-    True to stop (row 0, before training, has no trajs). Only the script that began a run can --resume it."""
+    True to stop (row 0, before training, has no trajs). --resume needs the same script, world, algo and seed."""
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
@@ -546,7 +460,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            last |= bool(STOP)  # before `watch`: a Ctrl-C meanwhile waits for the next iteration
+            last |= bool(STOP)  # a Ctrl-C during `watch` counts in the next iteration
             last = watch(row, trajs, learned, models, cfg) or last
             plots.append(cfg.out, "log.jsonl", [row])
             if last or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -628,8 +542,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     Messages differ in length: shorter ones are padded (-). If a row of the cache holds 7 tokens, another one 5:
         input    columns, from 0
         a b c    7 8 9    new tokens go behind those that the row holds
-        - - x    6 7 5    in the input pads come first, so that the last place predicts every row's next token;
-                          in the cache they come behind x, which does not see them; the next tokens overwrite them"""
+        - - x    6 7 5    in the input pads come first: the last place is then a real token in every row;
+                          in the cache they come last: x (column 5) cannot see 6 and 7, new tokens replace them"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
     for traj in trajs:
@@ -675,6 +589,16 @@ class KVCache:
 
 
 # ----------------------------------------------------------- models and files (nothing about learning follows)
+@dataclass
+class Models:
+    policy: nn.Module
+    critic: nn.Module  # PPO; else None
+    ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
+    optimizer: torch.optim.Optimizer  # yours; None: `train` makes it
+    tok: object  # the tokenizer
+    loss: object = None  # a policy_loss of your own; None: ours
+
+
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. from_pretrained leaves dropout off, in eval mode."""
     transformers.logging.disable_progress_bar()
@@ -722,7 +646,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, and trainer.pt: states of policy, critic, ref, optimizer; log, name. New
+    """RUN/checkpoint: a Hugging Face folder, and trainer.pt: states of policy, critic, ref, optimizer; log, origin. New
     files are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
@@ -749,7 +673,82 @@ def restore(models, cfg):  # -> the log when it was saved
         return state["log"]
 
 
-# --------------------------------------------------------------------------------------------- the command line
+# --------------------------------------------------------------------------------- settings and the command line
+TINY = Path(__file__).parent / "tiny"
+STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; by default 128/4 = E: one update, ratios 1
+FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
+FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
+NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what each does not use
+
+
+@dataclass
+class Config:  # None (but of play): __post_init__ fills it in, by model and --starpo-s
+    env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
+    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
+    model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
+    iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
+    seed: int = 0  # of everything random in training; an evaluation, and --play, always samples alike
+    prompts: int = 8  # P: initial states per iteration
+    rollouts: int = 16  # N: episodes from each initial state
+    max_turns: int = 5  # turns of an episode
+    max_actions_per_turn: int = 5  # further actions of an answer are dropped
+    max_actions: int = 10  # actions of an episode
+    max_new_tokens: int = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
+    no_think: bool = False  # answer at once, without <think>...</think>
+    temperature: float = 1.0  # of the rollout; evaluation is at 0.5
+    starpo_s: bool = False  # StarPO-S: changes the next three settings
+    keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
+    kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
+    clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
+    clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
+    entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
+    algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
+    gamma: float = 1.0  # ppo: discount, per token that the model wrote
+    lam: float = 1.0  # ppo: lambda of GAE. 1: by the rewards that came (noisy), 0: by the next forecast (biased)
+    adv_norm: str = "std"  # grpo: subtract the group's mean and divide by its std (std, eq. 5), or only subtract (mean)
+    update_size: int = 32  # E: trajectories per update
+    epochs: int = 1  # passes over the trajectories of an iteration
+    online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
+    lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
+    critic_lr: float = None  # Adam, critic (tiny: 1e-3, others: 1e-5)
+    eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
+    eval_prompts: int = 256  # evaluation levels; there are no more than 256
+    eval_only: bool = False  # evaluate --model, show its first episode, and stop
+    play: int = None  # show one episode of --model in this level, and stop
+    save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
+    out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
+    resume: str = ""  # folder of a run to continue, with its settings (in Python: parse_config(["--resume", RUN]))
+    device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
+
+    def __post_init__(self):
+        if Path(self.model, "checkpoint").is_dir():  # the folder of a run
+            self.model = f"{self.model}/checkpoint"
+        self.source = TINY if self.model == "tiny" else self.model
+        weights = Path(self.source, "model.safetensors")
+        self.small = weights.is_file() and weights.stat().st_size < 1e7
+        presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
+        for name, value in presets.items():
+            if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
+                setattr(self, name, value)
+        self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
+        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # who may --resume
+        self.trains = self.play is None and not self.eval_only
+        self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
+        need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
+        for setting in fields(self):
+            if setting.type is not str:
+                value = getattr(self, setting.name)
+                least = 1 if setting.type is int and setting.default else 0  # if the default is 0 or None, 0 is allowed
+                need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
+                     f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
+        need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
+        need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s, but the values of plain StarPO: add --keep 0.25 "
+             "--kl-coef 0 --clip-high 0.28 (--resume keeps its method)")
+        need(self.algo in NOT_FOR and self.adv_norm in ("std", "mean"), "--algo: ppo or grpo; --adv-norm: std or mean")
+        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
+
+
 def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, else as in the run that argv names
     about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
