@@ -159,8 +159,8 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "- the gentle lake told in words: three of three (0.2 to 0.5; with half the episodes one of three);\n" in README
-    assert "- its map, with half the episodes: none of two." in README and "with 4 x 8 episodes one of three seeds had learnt" in page
+    assert "the gentle lake told in words in three of three (0.2 to 0.5; with half the episodes in one of three)" in README
+    assert "and the lake's map in none of two (half the episodes)." in README and "with 4 x 8 episodes one of three seeds had learnt" in page
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
     for values in alone.values():
@@ -169,7 +169,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert f"({second[1]:.2f} after ten iterations, {second[3]:.2f} after thirty)" in page
     assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4 and "Four of five seeds choose the better arm" in page
     assert max(success[f"bandit-seed{seed}"][0] for seed in range(1, 6)) == pytest.approx(0.95, abs=0.005)
-    assert "- the bandit: three of five seeds;" in README
+    assert "the bandit in three of five runs, the gentle lake" in README
     assert all(row["eval"]["frozenlake"] < 0.2 for name in ("lake-seed1", "lake-seed2") for row in reports[name]["rows"] if "eval" in row)
     assert "nothing is learnt: success does not rise above that of random play, 0.20." in page
     second = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
@@ -180,7 +180,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    assert "Let me Let ," in said and "by 300 gibberish (`Let me Let ,`)" in README
+    assert "Let me Let ," in said and "by 300 they are gibberish (`Let me Let ,`)" in README
 
 
 def test_speed_tables_are_those_of_the_output():
@@ -212,7 +212,7 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("## The Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
-    words = ("PPO", "StarPO-S, four times the levels", "StarPO-S, on", None)  # the random quarter: CLAIMS.md
+    words = ("PPO", "StarPO-S, four times the levels", "StarPO-S, longer", None)  # the random quarter: CLAIMS.md
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
         updates = [row.get("updates", 0) for run in won for row in run.rows]
@@ -222,7 +222,7 @@ def test_readme_findings_are_those_of_the_ledger():
         table.append(f"\n{name} | {6400 // max(updates):,} | 6,400 | {ledger.lost_by_updates(won)[-1]}\n" if name else "")
         by_updates = ledger.lost_by_updates(won, times=16 // max(updates))[-1]
         assert not name or by_updates in table[-1], "the rule in updates counts as many"
-        if name == "StarPO-S, on":
+        if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
     assert len(table) == 5 and all(row in README for row in table)
@@ -231,13 +231,13 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "**With equal updates no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed: all returns are equal" in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on all answers are malformed. Then all returns are equal" in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer: the answer is still right"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
-    assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700 and "Gradients fall 500-fold but for spikes and a rise around 260." in section
+    assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert np.median(longest[250:271]) > 0.1 > 0.01 > np.median(longest[160:241])
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike, by 300" in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike, by 300 they" in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; other CPUs may differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
