@@ -34,7 +34,7 @@ import numpy as np
 from tqdm import tqdm
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see find_level)
+EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see find_level, split)
 
 
 def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)

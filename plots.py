@@ -149,7 +149,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended, success {run.rows[-1].get('success')}: equal returns. Lost? Lower --lr, warm-start")
+            print(f"{label} ended, success {run.rows[-1].get('success')}: equal returns, no update. If low: lower --lr")
     return dashboard(runs, out or Path(folders[0], "curves.png"))
 
 

@@ -63,17 +63,13 @@ autocast = torch.autocast("cuda", torch.bfloat16, CUDA)  # decorator (do not nes
 
 
 # ------------------------------------------------------------------------------------- an episode as tokens
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: a thought inside a thought is no answer
-SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
-
-
 class Trajectory:
     """Four lists that grow together, one entry per token. NOTE: who wrote a token is recorded when it is appended.
     Guessing it later from text or special tokens fails where the end of a turn and the padding are the same token.
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0         1.0           0            0"""
+        reward    0            0        0          0   0   0      0         0.9           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # number of the prompt from which it started
@@ -140,6 +136,10 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only
     return tok(rendered + first_tag, add_special_tokens=False).input_ids
 
 
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: a thought inside a thought is no answer
+SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
+
+
 def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, or None: invalid
     """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]"""
     found = SHAPE.fullmatch(text)
@@ -186,7 +186,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
     trajs = [begin(name, seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of a turn, of a text
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, text's
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # keys and values of ids[:cached], a row each. select(trajs): row i is now that of trajs[i]
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
@@ -223,6 +223,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
+    # what is replaced must be of use to this algorithm, or one part of it
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
@@ -246,9 +247,9 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: if returns are equal (PPO: all; GRPO: in each group), only noise, KL, entropy were learnt."""
+    """Not in the paper: no update if returns are equal (PPO: all; GRPO: in each group). Only noise would push."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # with gamma < 1, too, though equal returns may then differ in when they came
+    return spread < 1e-4  # skips gamma < 1, too, where equal returns may differ in timing
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -299,13 +300,13 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A token's advantage: the rewards after it, minus what was expected (GRPO: whole return, minus the group's mean).
-    A c that the token cannot change may be subtracted: sum(pi c grad log pi) = c sum(grad pi) = c grad 1 = 0."""
+    """A token's advantage: the rewards from it on, minus what was expected (GRPO: the return, minus the group's mean).
+    A c known before token v may be subtracted: sum_v pi c grad log pi = c grad sum_v pi = c grad 1 = 0: less noise."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # in parts, as memory is limited
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1), in parts
         batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # on average KL(pi_old || pi_ref); one may be negative
         penalty = -cfg.kl_coef * batch["kl"]  # App. B.2: a reward, kl_coef * log(pi_ref / pi_old)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
@@ -323,8 +324,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ------------------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """Minus eq. 4 (PPO), 6 (GRPO): both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1, where
-    the gradient of ratio A is A grad log pi. From update 2 on it weighs pi_old's samples as if they were pi's. Once a
-    token has moved far enough the way A pushes, min takes clip(ratio) A, a constant: no gradient.
+    the gradient of ratio A is A grad log pi. Later it reweights samples of pi_old to estimate pi's gradient. Once a
+    token has moved far enough the way A pushes, min takes clip(ratio) A, a constant: no gradient from A.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -443,7 +444,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
     """A `learn` or `rollout` of your own must return what ours does; `rollout` plays evaluations, too (EVAL_SEEDS).
     watch(row, trajs, learned, models, cfg) is called before a row is logged: it may add columns to it, draw, or return
-    True to stop (row 0, before training, has no trajs). --resume needs the same script, world, algo and seed."""
+    True to stop (row 0, before training, has no trajs). --resume needs the same script, world, method, seed."""
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
@@ -537,8 +538,8 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
 
 # ------------------------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """The model reads the ids that are not cached yet (`sample` moves traj.cached). The cache only saves time; without
-    it each row would be log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature).
+    """Reads ids[cached:]; `sample` then moves traj.cached (not here: at first one traj reads for its group). Without
+    the cache each row would be log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature).
     Messages differ in length: shorter ones are padded (-). If a row of the cache holds 7 tokens, another one 5:
         input    columns, from 0
         a b c    7 8 9    new tokens go behind those that the row holds
@@ -565,7 +566,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of all tokens read so far, a row for each episode. The model takes it for its past_key_values:
+    """Keys and values of all tokens read so far, a row for each live episode. The model takes it for past_key_values:
     each layer calls `update`, and nothing else, since `read` gives positions and mask. Other episodes' rows stay."""
     def __init__(self):
         self.layers = {}  # layer -> (rows, 2, heads, columns, width). `read` sets rows (b,), columns (b,q), used
