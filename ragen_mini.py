@@ -476,7 +476,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves: {plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; "
-          f"on, to {2 * cfg.iterations} iterations: --resume {cfg.out} --iterations {2 * cfg.iterations}")
+          f"go on: --resume {cfg.out}{'' if STOP else f' --iterations {2 * cfg.iterations}'}")
     return rows, models
 
 
@@ -657,7 +657,7 @@ def save(models, cfg):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
         torch.save(state, new / "trainer.pt")
-        for file in sorted(new.iterdir()):  # trainer.pt is the last one
+        for file in sorted(new.iterdir()):
             file.replace(Path(cfg.out, "checkpoint", file.name))
         new.rmdir()
 
@@ -698,7 +698,7 @@ class Config:  # None (but of play): __post_init__ fills it in, by model and --s
     max_new_tokens: int = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
-    starpo_s: bool = False  # StarPO-S: changes the next three settings
+    starpo_s: bool = False  # StarPO-S: changes the next three settings (--no-starpo-s: another run's is not meant)
     keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
     kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
     clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
@@ -736,13 +736,13 @@ class Config:  # None (but of play): __post_init__ fills it in, by model and --s
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # who may --resume
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
-        need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         for setting in fields(self):
             if setting.type is not str:
                 value = getattr(self, setting.name)
                 least = 1 if setting.type is int and setting.default else 0  # if the default is 0 or None, 0 is allowed
                 need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
                      f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
+        need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
         need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s, but the values of plain StarPO: add --keep 0.25 "
              "--kl-coef 0 --clip-high 0.28 (--resume keeps its method)")
@@ -755,7 +755,7 @@ def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, 
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(config):
-        kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
+        kind = {"action": argparse.BooleanOptionalAction} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))

@@ -21,6 +21,11 @@ import plots
 import ragen_mini
 
 
+def pytest_configure(config):
+    """Who edits a function may break what is made of its text (test_tutorial.py): the other tests still say if it is right."""
+    config.option.continue_on_collection_errors = True
+
+
 def pytest_collection_finish():
     """What was imported stays: the garbage collector need not look through it again and again (a tenth of the time)."""
     gc.freeze()

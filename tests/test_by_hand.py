@@ -118,6 +118,9 @@ def test_a_policy_that_left_its_reference_pays_for_it(cfg):
     assert max(map(abs, of_all)) > 0.01
     row = plots.log_columns(trajs, rm.returns(trajs, cfg), [(batch, [{"grad_norm": 1.0}])])
     assert row["kl"] == pytest.approx(sum(of_all) / len(of_all), abs=1e-4)
+    slices = [(batch | {"kl": factor * batch["kl"]}, [{"grad_norm": factor}]) for factor in (1.0, 3.0)]  # of --online-k 2
+    both = plots.log_columns(trajs, rm.returns(trajs, cfg), slices)
+    assert (both["kl"], both["grad_norm"], both["updates"]) == (pytest.approx(2 * row["kl"], abs=1e-5), 2.0, 2)
 
 
 def test_kept_episodes_are_trained_by_their_own_returns(cfg, tok, monkeypatch):

@@ -203,6 +203,21 @@ def test_template_text_between_answers_is_what_the_template_says(bpe, cfg):
     assert ours == bpe.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "<think>"
 
 
+def test_a_template_that_puts_a_blank_behind_an_answer(bpe, cfg):
+    """The model did not write it: what follows an answer begins with the token that ends it."""
+    bpe = copy.deepcopy(bpe)
+    bpe.chat_template = bpe.chat_template.replace("| trim }}<|im_end|>", "| trim }} <|im_end|>")
+    assert rm.encode(bpe, cfg.first_tag, "observation", True)[0] == bpe.eos_token_id
+
+
+def test_a_token_of_the_template_is_no_part_of_an_answer(bpe, cfg, play):
+    cfg.max_turns, cfg.max_new_tokens = 1, 64
+    answer = bpe("</think><answer>Left</answer>").input_ids
+    for more, valid in (([], True), (bpe("<|im_start|>").input_ids, False)):
+        traj, = play([answer + more + [bpe.eos_token_id]], "frozenlake", [300], cfg, tok=bpe)
+        assert traj.turns[0]["valid"] == valid
+
+
 def test_a_template_that_opens_the_thought_itself_gets_no_second_tag(tok, cfg):
     tok = copy.deepcopy(tok)  # encode remembers by tokenizer
     tok.chat_template = tok.chat_template.replace("assistant\n", "assistant\n<think>")

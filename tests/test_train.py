@@ -219,13 +219,14 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
         if N > 1:  # not in the evaluation
             os.kill(os.getpid(), signal.SIGINT)
         return rm.rollout(models, name, seeds, N, cfg, sampling_seed)
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = run(tmp_path / "run", "--env", "bandit", "--iterations", 5, model=folder, rollout=play)
-    assert len(rows) == len(rows_of(tmp_path / "run")) == 2 and signal.getsignal(signal.SIGINT) is before
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "it is put back"
+    assert len(rows) == len(rows_of(tmp_path / "run")) == 2
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'} --iterations 10")
+    assert told.out.splitlines()[-1].endswith(f"go on: --resume {tmp_path / 'run'}")
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -242,6 +243,34 @@ def test_a_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(b
     again = rm.evaluate(0, rm.load_models(cfg), cfg)[0]["eval"]
     assert again == rows[-1]["eval"] and rows[-1]["eval"] != rows[0]["eval"]
     assert re.search(r"bandit \d\.\d\d \[\d\.\d\d, \d\.\d\d\]  random 0.50  optimal 1.00", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_run_that_goes_on_is_as_if_it_had_not_stopped(algo, tmp_path):
+    """Rows and weights, the optimizer's memory and the reference included. (Longer and stranger stops: slow_survive.py.)"""
+    flags = f"--env bandit --algo {algo} --epochs 2 --max-turns 1 --kl-coef 0.1 --eval-every 0".split()
+    whole, models = rm.train(settings(tmp_path / "whole", *flags, "--iterations", 3))
+    run(tmp_path / "run", *flags, "--iterations", 1)
+    with open(tmp_path / "run/log.jsonl", "a") as log:
+        log.write('{"iteration": 2, "success": 0.5}\n')  # after the checkpoint: it is made again
+    rows, again = rm.train(rm.parse_config(["--resume", str(tmp_path / "run"), "--iterations", "3"]))
+    assert untimed(rows) == untimed(whole) and rows_of(tmp_path / "run") == rows
+    for name in ("policy", "ref", *["critic"] * (algo == "ppo")):
+        assert equal(dict(getattr(models, name).state_dict()), dict(getattr(again, name).state_dict())), name
+    assert equal(models.optimizer.state_dict()["state"], again.optimizer.state_dict()["state"])
+
+
+def test_a_critic_begins_the_same_for_a_seed():
+    critics = [rm.load_models(rm.Config(device="cpu", seed=seed)).critic.state_dict() for seed in (3, 3, 4)]
+    assert equal(dict(critics[0]), dict(critics[1])) and not equal(dict(critics[0]), dict(critics[2]))
+
+
+def test_defaults():
+    """As the paper and its code have them (PPO), and as README tells them."""
+    cfg = rm.Config(device="cpu")
+    assert (cfg.prompts, cfg.rollouts, cfg.update_size, cfg.epochs, cfg.online_k) == (8, 16, 32, 1, 1)
+    assert (cfg.max_turns, cfg.max_actions_per_turn, cfg.max_actions, cfg.temperature) == (5, 5, 10, 1.0)
+    assert (cfg.entropy_coef, cfg.clip_low, cfg.gamma, cfg.lam, cfg.algo, cfg.adv_norm) == (0.001, 0.2, 1.0, 1.0, "ppo", "std")
 
 
 def test_nothing_is_overwritten(tmp_path, bandit):
