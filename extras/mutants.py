@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "figures" / "mutants.txt"
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "runs", "course", "*.png", "*.bz2")
-CORE = ["tests/test_by_hand.py", "tests/test_algo.py", "tests/test_rollout.py", "tests/slow_models.py"]
+CORE = ["tests/test_by_hand.py", "tests/test_algo.py", "tests/test_rollout.py", "tests/test_train.py", "tests/slow_models.py"]
 TESTS = {  # a mutant of this file must be caught by one of these
     "ragen_mini.py": CORE,
     "envs.py": ["tests/test_by_hand.py", "tests/test_envs.py"],
@@ -44,6 +44,9 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("the end of turn stands there twice", "following = following[1:]", "following = following[0:]"),
         ("the end of turn is not trained", "    actions = parse_answer(text,",
          "    traj.mask[-1] = traj.ids[-1] not in ends\n    actions = parse_answer(text,"),
+        ("a template's blank stays behind an answer", '.lstrip(" ")', ""),
+        ("the template's tokens are dropped from an answer", "clean_up_tokenization_spaces=False)",
+         "clean_up_tokenization_spaces=False, skip_special_tokens=True)"),
         # the rollout
         ("greedy sampling", "torch.multinomial(logp.exp(), 1, generator=generator)", "logp.argmax(1, keepdim=True)"),
         ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
@@ -108,6 +111,11 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("the run's seed is ignored", "default_rng([cfg.seed, i])", "default_rng([0, i])"),
         ("slices of --online-k share a seed", "sampling_seed + number * cfg.prompts)", "sampling_seed)"),
         ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == number", "traj.group % cfg.online_k == number"),
+        ("--resume forgets the optimizer's memory", "part.load_state_dict(state[name])",
+         'name == "optimizer" or part.load_state_dict(state[name])'),
+        ("--resume forgets the critic", "part.load_state_dict(state[name])", 'name == "critic" or part.load_state_dict(state[name])'),
+        ("--resume keeps rows that came after the checkpoint", '(out / "log.jsonl").write_text(log)',
+         'log or (out / "log.jsonl").write_text(log)'),
         # evaluation, log
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),
@@ -118,6 +126,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
     ],
     "plots.py": [
         ("kl over the grid", 'batch["kl"][batch["mask"]].mean()', 'batch["kl"].mean()'),
+        ("the KL of the last slice alone", 'row["kl"] = fmean(kl)', 'row["kl"] = kl[-1]'),
         ("success is a return above 0 in the log", "fmean(traj.success for", "fmean(traj.R > 0 for"),
         ("reward_std over prompts", "R.std(1, correction=0)", "R.std(0, correction=0)"),
         ("entropy per episode",
