@@ -159,8 +159,8 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "the gentle lake told in words in three of three (0.2 to 0.5; with half the episodes in one of three)" in README
-    assert "and the lake's map in none of two (half the episodes)." in README and "with 4 x 8 episodes one of three seeds had learnt" in page
+    assert "the gentle lake described in words (3 of 3, from 0.2 to 0.5; with half the episodes 1 of 3)" in README
+    assert "but not as a map (0 of 2, half the episodes)." in README and "with 4 x 8 episodes one of three seeds had learnt" in page
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
     for values in alone.values():
@@ -169,7 +169,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert f"({second[1]:.2f} after ten iterations, {second[3]:.2f} after thirty)" in page
     assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4 and "Four of five seeds choose the better arm" in page
     assert max(success[f"bandit-seed{seed}"][0] for seed in range(1, 6)) == pytest.approx(0.95, abs=0.005)
-    assert "the bandit in three of five runs, the gentle lake" in README
+    assert "the bandit (3 of 5 runs) and the gentle lake" in README
     assert all(row["eval"]["frozenlake"] < 0.2 for name in ("lake-seed1", "lake-seed2") for row in reports[name]["rows"] if "eval" in row)
     assert "nothing is learnt: success does not rise above that of random play, 0.20." in page
     second = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
