@@ -69,7 +69,7 @@ class Trajectory:
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0         0.9           0            0"""
+        reward    0            0        0          0   0   0      0        -0.1           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # number of the prompt from which it started
@@ -186,7 +186,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
     has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
     trajs = [begin(name, seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, text's
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of turn, of text
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # keys and values of ids[:cached], a row each. select(trajs): row i is now that of trajs[i]
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
@@ -223,7 +223,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
-    # what is replaced must be of use to this algorithm, or one part of it
+    # refused if this algorithm uses nothing of what is replaced
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
@@ -247,9 +247,9 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: no update if returns are equal (PPO: all; GRPO: in each group). Only noise would push."""
+    """Not in the paper: no update if returns are equal (PPO: all; GRPO: in each group), though KL might push."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # skips gamma < 1, too, where equal returns may differ in timing
+    return spread < 1e-4  # even at gamma < 1, where timing could still tell them apart
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -300,8 +300,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """A token's advantage: the rewards from it on, minus what was expected (GRPO: the return, minus the group's mean).
-    A c known before token v may be subtracted: sum_v pi c grad log pi = c grad sum_v pi = c grad 1 = 0: less noise."""
+    """Advantage of a token v: the rewards from it on, minus what was expected (GRPO: return, minus the group's mean).
+    A c that v does not influence may be subtracted: sum_v pi c grad log pi = c grad sum_v pi = c grad 1 = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -684,7 +684,7 @@ NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr"
 
 
 @dataclass
-class Config:  # None (but of play): __post_init__ fills it in, by model and --starpo-s
+class Config:  # None: set in __post_init__, by model and --starpo-s (play: stays None)
     env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
     model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
@@ -698,7 +698,7 @@ class Config:  # None (but of play): __post_init__ fills it in, by model and --s
     max_new_tokens: int = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
-    starpo_s: bool = False  # StarPO-S: changes the next three settings (--no-starpo-s: another run's is not meant)
+    starpo_s: bool = False  # StarPO-S: changes the next three settings (--no-starpo-s: off, even if RUN had it on)
     keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
     kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
     clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
