@@ -199,7 +199,8 @@ def finish_panel(ax, metric):
     if metric.startswith("eval "):
         ax.set_ylim(0, 1.15)
     if metric in LOG_AXIS:
-        ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear below 0.001: it may be 0
+        ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
+        ax.axhline(0, lw=0)  # shows 0, too
 
 
 def moving_average(y):  # (n,) or (n, curves) -> the same: means of each value and `half` on either side
