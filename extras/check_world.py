@@ -310,7 +310,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="tiny", help="whose tokenizer is asked")
     parser.add_argument("--max-actions", type=int, default=10, help="of an episode")
     args = parser.parse_args()
-    source = rm.TINY if args.model == "tiny" else args.model
+    source = rm.Config(model=args.model).source  # of a run: its checkpoint
     with rm.or_say(f"--model {source}: its tokenizer cannot be loaded"):
         tok = transformers.AutoTokenizer.from_pretrained(source)
     check(args.world, tok, args.max_actions)

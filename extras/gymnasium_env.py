@@ -52,4 +52,5 @@ def play(name):
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
+    envs.need(len(sys.argv) <= 2, "one world, no level: python extras/gymnasium_env.py sokoban")
     play(*sys.argv[1:2] or ["frozenlake"])

@@ -261,8 +261,9 @@ def own_model(cfg):
         return rm.train(cfg)
     rm.need(cfg.model == "tiny", "own_model makes its own model: no --model")
     rm.need(not Path(folder).exists(), f"{folder} exists: give another --out (or --model {folder} to ragen_mini.py)")
-    transformers.LlamaForCausalLM(shape).save_pretrained(folder)
-    tok.save_pretrained(folder)
+    with rm.or_say(f"cannot save in {folder}: is the disk full?"):
+        transformers.LlamaForCausalLM(shape).save_pretrained(folder)
+        tok.save_pretrained(folder)
     return rm.train(rm.replace(cfg, model=folder))
 
 

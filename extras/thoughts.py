@@ -130,10 +130,11 @@ def own_option():  # -> --pay; the others stay on the command line, for ragen_mi
 
 def train(cfg, pay):
     rm.need(hasattr(envs.make(cfg.env), "facts"), f"{cfg.env} has no `facts` to compare thoughts with: see the top of this file")
-    before = [0.0]
-    if cfg.resume:  # as the log says last
-        before += plots.load(cfg.resume).series("pay")[1].tolist()
-    Claims.pay = before[-1] if pay is None else pay
+    if pay is None:
+        pay = 0.0
+        if cfg.resume:  # as the log says last
+            pay = plots.load(cfg.resume).series("pay")[1][-1]
+    Claims.pay = pay
     result = rm.train(cfg, watch=watch)
     if Claims.pay and not any("claims" in row for row in result[0]):
         print("note: no thought claimed anything, so nothing was paid")

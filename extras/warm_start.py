@@ -131,7 +131,9 @@ def main(argv):
     cfg = rm.parse_config(["--model", args.model, *options])
     rm.need(not cfg.out, f"OUT is {args.out}: no --out")
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
-    rm.need((args.warm_lr or 1) > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")
+    if args.warm_lr is None:
+        args.warm_lr = 2e-4 if args.lora else 2e-5
+    rm.need(args.warm_lr > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")
     rm.need(args.lessons >= 0, f"--lessons {args.lessons}: at least 0")
     rm.need(args.lessons == 0 or isinstance(envs.make(cfg.env), KNOWN), f"--lessons: no planner knows {cfg.env}")
     cfg.trains = False  # no critic, no reference
@@ -142,13 +144,14 @@ def main(argv):
     if args.lora:
         models.policy = adapted(models.policy)
     teach_planning(models, cfg, args.lesson_lr, args.lessons)
-    _, valid = warm_start(models, cfg, args.warm_lr or (2e-4 if args.lora else 2e-5))
+    _, valid = warm_start(models, cfg, args.warm_lr)
     rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid. Another --warm-lr?")
     rm.evaluate(0, models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))
     if args.lora:
         models.policy = models.policy.merge_and_unload()
-    models.policy.save_pretrained(args.out)
-    models.tok.save_pretrained(args.out, save_jinja_files=False)
+    with rm.or_say(f"cannot save in {args.out}: is the disk full?"):
+        models.policy.save_pretrained(args.out)
+        models.tok.save_pretrained(args.out, save_jinja_files=False)
     print(f"saved: python ragen_mini.py --model {args.out} --env {cfg.env}")
 
 

@@ -6,7 +6,7 @@ import re
 import runpy
 import shutil
 import signal
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -226,7 +226,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.splitlines()[-1].endswith(f"go on: --resume {tmp_path / 'run'}")
+    assert told.out.splitlines()[-1].endswith(f"go on, unless it ended: --resume {tmp_path / 'run'}")
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -321,6 +321,13 @@ def test_a_setting_of_another_type_is_refused(setting, value, bandit, tmp_path):
 
 def test_a_float_may_be_given_as_a_whole_number():
     assert rm.Config(temperature=3, kl_coef=0, device="cpu").temperature == 3
+
+
+@pytest.mark.parametrize("setting", [field.name for field in fields(rm.Config) if field.type is bool])
+def test_every_flag_is_a_switch(setting):
+    flag = "--" + setting.replace("_", "-")
+    assert getattr(rm.parse_config([flag, "--device", "cpu"]), setting) is True
+    assert getattr(rm.parse_config(["--device", "cpu"]), setting) is False
 
 
 @pytest.mark.parametrize("flags, of_no_use", [
