@@ -308,7 +308,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"there is no world {name}: choose {', '.join(ENVS)}, or my_file.py:MyClass")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, FILE:Class (moved? Edit RUN/config.json)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]

@@ -19,7 +19,6 @@ Words
     iteration   one rollout and its updates. update: one gradient step, on E = 32 trajectories
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled
-
 Order: episodes as tokens, playing, advantages, losses, the loop; cache, files, settings. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
@@ -476,7 +475,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves: {plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; "
-          f"go on: --resume {cfg.out}{'' if STOP else f' --iterations {2 * cfg.iterations}'}")
+          f"go on, unless it ended: --resume {cfg.out}{'' if STOP else f' --iterations {2 * cfg.iterations}'}")
     return rows, models
 
 
@@ -608,7 +607,7 @@ def load_models(cfg):
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
-                "No network? (If it has no critic: --algo grpo)"):
+                "No network? (If it has no critic: --algo grpo. If it was a run's, and is gone: edit RUN/config.json)"):
         tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
@@ -636,7 +635,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         number += 1
         out = Path(f"{wanted}-{number}")
     (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-    with or_say(f"cannot train in {out}: does another process?"):
+    with or_say(f"cannot train in {out}: does another process, or may you not write there?"):
         lock = filelock.FileLock(out / "lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
@@ -698,7 +697,7 @@ class Config:  # None: set in __post_init__, by model and --starpo-s (play: stay
     max_new_tokens: int = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
-    starpo_s: bool = False  # StarPO-S: changes the next three settings (--no-starpo-s: off, even if RUN had it on)
+    starpo_s: bool = False  # StarPO-S: changes the next three settings
     keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
     kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
     clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
@@ -755,7 +754,7 @@ def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, 
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(config):
-        kind = {"action": argparse.BooleanOptionalAction} if setting.type is bool else {"type": setting.type}
+        kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
         parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(argv))
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
@@ -766,8 +765,8 @@ def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, 
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
-                 "--resume trains on: same world, model, folder (is its first model gone? Write "
-                 '"model": "RUN/checkpoint" into RUN/config.json). Else: --model RUN, which takes its weights')
+                 f"--resume trains on: same world, model, folder (is its first model gone? Write {run}/checkpoint as "
+                 f"model into {run}/config.json). Else: --model {run}, which takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)
     of_no_use = NOT_FOR[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:
@@ -787,7 +786,7 @@ def main(train=train, config=Config):  # of your own script: another train(cfg),
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         sys.exit(130)  # as shells expect after Ctrl-C
-    except (OSError, torch.OutOfMemoryError) as error:  # a full disk, for example; bugs keep their traceback
+    except (OSError, UnicodeEncodeError, torch.OutOfMemoryError) as error:  # a full disk, say; bugs keep a traceback
         sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on from its last checkpoint")
 
 

@@ -145,7 +145,7 @@ def test_too_few_levels_are_one_line(user):
 
 
 @pytest.mark.parametrize("text, says", [
-    ("Other = 5", "mine.py does not define Mine"), (None, "there is no world mine.py:Mine")])
+    ("Other = 5", "mine.py does not define Mine"), (None, "no world mine.py:Mine")])
 def test_a_file_without_the_world_is_one_line(text, says, mistake):
     envs.run_file.cache_clear()  # another mine.py than in the row before
     if text:
@@ -206,7 +206,7 @@ def test_a_world_whose_file_is_gone_is_one_line_and_its_curves_can_be_drawn(user
     assert user(f"ragen_mini.py --env gone.py:Guess --out run {SMALL}")[0] == 0
     Path("gone.py").unlink()
     for command in ("ragen_mini.py --resume run --iterations 2", "ragen_mini.py --model run --play 7"):
-        assert "there is no world gone.py:Guess" in mistake(command)
+        assert "no world gone.py:Guess" in mistake(command)
     assert user("plots.py curves run")[0] == 0
 
 
@@ -252,6 +252,7 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --lr=1e-4", "--lr is for ragen_mini.py: here nothing is learnt from rewards"),
     ("extras/recipes.py own_model --model runs", "own_model makes its own model: no --model"),
+    ("extras/warm_start.py tiny out --env bandit --warm-lr 0", "--warm-lr and --lesson-lr must be above 0"),
     ("extras/warm_start.py tiny out --env bandit --warm-lr nan", "--warm-lr and --lesson-lr must be above 0"),
     ("extras/warm_start.py tiny out --env bandit --lessons -3", "--lessons -3: at least 0"),
     ("extras/warm_start.py tiny {here}/out --env bandit", "/out ("),
@@ -267,6 +268,15 @@ SLIPS = [  # what is typed, what the user is told
 def test_a_slip_is_one_line(command, says, runs, mistake):
     assert says in mistake(command.format(runs=runs, here=__file__))
     assert not list(Path().iterdir()), "nothing is written"
+
+
+def test_a_terminal_that_cannot_show_an_episode_is_told_in_one_line():
+    """Level 0 of the lake has a root sign."""
+    command = [sys.executable, "ragen_mini.py", "--env", "frozenlake", "--device", "cpu", "--play", "0"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("UnicodeEncodeError 'ascii' codec"), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_terminal_without_a_root_sign_shows_a_question_mark():

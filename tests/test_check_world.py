@@ -375,7 +375,7 @@ def test_the_line_of_the_mistake_is_one_of_the_user():
     ("Mine = 5", "mine.py does not define Mine"),
     ("class Mine:\n    actions = ()", "it must be a class of its own (envs.Env)"),
     ("Other = 5", "mine.py does not define Mine"),
-    (None, "there is no world mine.py:Mine")])
+    (None, "no world mine.py:Mine")])
 def test_a_file_with_a_mistake_is_one_line(text, says, command_line, tmp_path, monkeypatch):
     envs.run_file.cache_clear()  # another mine.py than in the row before
     monkeypatch.chdir(tmp_path)
