@@ -28,7 +28,7 @@ LOOKS = {  # metrics, the columns of log.jsonl that are drawn; a panel's title, 
     "grad_norm": "gradient norm\nbefore it is clipped to 1",
     "grad_norm_max": "largest gradient norm\na collapse may follow a spike",
     "kl": "log pi_old - log pi_ref\ndistance from the first model",
-    "response_length": "tokens per episode\nfewer: it ends sooner",
+    "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "distinct": "different thoughts / thoughts\nnear 0: an echo",
 }

@@ -187,7 +187,7 @@ def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N tr
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of turn, of text
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # keys and values of ids[:cached], a row each. select(trajs): row i is now that of trajs[i]
+    cache = KVCache()  # keys and values of ids[:cached], a row each. select(trajs): gives trajs[i] row i
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
     cache.select(trajs)  # and copied
     live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
@@ -222,7 +222,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
-    # refused if this algorithm uses nothing of what is replaced
+    # an error if this algorithm never calls what was replaced
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
@@ -299,8 +299,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Advantage of a token v: the rewards from it on, minus what was expected (GRPO: return, minus the group's mean).
-    A c that v does not influence may be subtracted: sum_v pi c grad log pi = c grad sum_v pi = c grad 1 = 0."""
+    """Advantage of a token x: the rewards from it on, minus what was expected (GRPO: return, minus the group's mean).
+    Subtracting a c that ignores x keeps the mean gradient: sum_x pi c grad log pi = c grad sum_x pi = c grad 1 = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -460,7 +460,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            last |= bool(STOP)  # a Ctrl-C during `watch` counts in the next iteration
+            last |= bool(STOP)  # Ctrl-C during `watch`: acts one iteration later
             last = watch(row, trajs, learned, models, cfg) or last
             plots.append(cfg.out, "log.jsonl", [row])
             if last or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -483,7 +483,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
     if not i:  # 0: the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # of P levels, none of EVAL_SEEDS, and of sampling
+    rng = np.random.default_rng([cfg.seed, i])  # draws seeds: of levels (none of EVAL_SEEDS), of sampling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
@@ -577,7 +577,7 @@ class KVCache:
         if missing > 0:  # grow in steps: a copy of everything for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch moves such indices to the front; so must `new` be
+        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch puts such indices first; permute `new` likewise
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
 
