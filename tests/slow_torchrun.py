@@ -79,6 +79,10 @@ def test_a_run_of_two_processes(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
     assert json.loads((tmp_path / "run" / "config.json").read_text())["out"] == str(tmp_path / "run")
     assert weights_of(tmp_path / "run")
+    alone = subprocess.run([sys.executable, "ragen_mini.py", "--resume", str(tmp_path / "run"), "--iterations", "3"],
+                           cwd=ROOT, capture_output=True, text=True)
+    assert alone.returncode == 0, alone.stderr
+    assert len(rows_of(tmp_path / "run")) == 4, "one process goes on with it"
 
 
 def test_ctrl_c_and_resume(tmp_path):
