@@ -481,7 +481,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log, trajectories, what `learn` returned
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
-    if not i:  # 0: the model before training, which is only evaluated
+    if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # draws seeds: of levels (none of EVAL_SEEDS), of sampling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
@@ -781,7 +781,7 @@ def main(train=train, config=Config):  # of your own script: another train(cfg),
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(samples[0]["text"])
+            print(f"{samples[0]['text']}\n(always sampled alike, at 0.5: --seed, --temperature, --out change nothing)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
