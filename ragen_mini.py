@@ -323,7 +323,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ------------------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
     """Minus eq. 4 (PPO), 6 (GRPO): both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1, where
-    the gradient of ratio A is A grad log pi. Later it reweights samples of pi_old to estimate pi's gradient. Once a
+    the gradient of ratio A is A grad log pi. Later ratios reweight samples of pi_old to fit pi's gradient. Once a
     token has moved far enough the way A pushes, min takes clip(ratio) A, a constant: no gradient from A.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
