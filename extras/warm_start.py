@@ -110,7 +110,7 @@ def adapted(policy):  # -> the same with low-rank adapters, which alone are trai
     return peft.get_peft_model(policy, peft.LoraConfig(r=16, target_modules="all-linear"))
 
 
-def main(argv):
+def parse(argv):  # -> this program's options, cfg
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("out")
@@ -123,8 +123,6 @@ def main(argv):
     rm.need(not first, "first MODEL and OUT, then options")
     args, options = parser.parse_known_args(argv)
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
-    with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     for word in options:
         name = word.split("=")[0]
         rm.need(name not in OF_RL, f"{name} is for ragen_mini.py: here nothing is learnt from rewards (--warm-lr, --lesson-lr)")
@@ -137,6 +135,13 @@ def main(argv):
     rm.need(args.lessons >= 0, f"--lessons {args.lessons}: at least 0")
     rm.need(args.lessons == 0 or isinstance(envs.make(cfg.env), KNOWN), f"--lessons: no planner knows {cfg.env}")
     cfg.trains = False  # no critic, no reference
+    return args, cfg
+
+
+def main(argv):
+    args, cfg = parse(argv)
+    with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     if args.bf16:
         recipes.calculate_in_bf16()
     models = rm.load_models(cfg)
