@@ -61,9 +61,8 @@ def drawn(pairs):  # -> figure
     before, after = pairs[gains.index(most(gains))]
     means = [np.mean([worth(sample) for sample in samples]) for samples in zip(*pairs)]
     height = max(len(before["turns"]), len(after["turns"])) + 1
-    board = is_board([line.split() for line in before["turns"][0]["state"].splitlines()])
-    row = 1.35 if board else 0.9
-    fig = matplotlib.figure.Figure(figsize=(9, row * height + 0.6), layout="constrained")
+    a_turn = 1.35 if is_board(rows_of(last_state(before))) else 0.9  # inches; words need less
+    fig = matplotlib.figure.Figure(figsize=(9, a_turn * height + 0.6), layout="constrained")
     left, right = fig.add_gridspec(1, 2)
     which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", fontsize=9)
@@ -122,7 +121,11 @@ def worth(sample):  # what it earned; of a bandit, what its arm pays on average
     arm = re.fullmatch(r"You pulled (.*)\.", last_state(sample))
     if not arm or not sample["env"].startswith("bandit"):
         return R_of(sample)
-    return sum(p * reward for p, _, reward, _ in envs.make(sample["env"]).outcomes(None, arm[1]))
+    world = envs.make(sample["env"])
+    mean = 0.0
+    for p, _, reward, _ in world.outcomes(None, arm[1]):
+        mean += p * reward
+    return mean
 
 
 def last_state(sample):  # what the text ends with, before its return
@@ -132,7 +135,7 @@ def last_state(sample):  # what the text ends with, before its return
 
 def draw_board(ax, state, colours):
     ax.set_axis_off()
-    rows = [line.split() for line in state.splitlines()]
+    rows = rows_of(state)
     if not is_board(rows):
         ax.text(0, 1, textwrap.fill(state, 22), va="top", transform=ax.transAxes)
         return
@@ -157,6 +160,10 @@ def write_symbol(ax, place, symbol, dark):
     y, x = place
     ink = "w" if dark else "k"
     ax.text(x, y, symbol, ha="center", va="center", color=ink, **BOLD)
+
+
+def rows_of(state):
+    return [line.split() for line in state.splitlines()]
 
 
 def is_board(rows):  # lines of single symbols, all of one length?
