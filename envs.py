@@ -368,7 +368,7 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
     return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
-def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
+def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"; 1, 1 -> "success"
     if n == 1:  # nothing is estimated
         return "success" if p else "no success"
     low, high = interval(p, n)

@@ -58,7 +58,7 @@ CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a 
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
 STOP = []  # signals that came: see ask_to_stop
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
-autocast = torch.autocast("cuda", torch.bfloat16, CUDA)  # decorator (do not nest): bf16, but fp32 weights
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (do not nest): bf16, but fp32 weights
 
 
 # ------------------------------------------------------------------------------------- an episode as tokens
@@ -261,7 +261,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
                                                         reward      0   0   0   0   1
     NOTE: the mask loses its first entry. If it lost its last one, 0 0 1 1 0, a2 and m3 would be trained."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
-    for name in "mask", "old_logp", "reward":
+    for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
     return {name: nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
             for name, rows in batch.items()}
