@@ -96,8 +96,8 @@ class Trajectory:
             self.answer_start = len(self.ids)  # where the next answer begins
 
 
-def begin(name, seed, episode, group, tok, cfg):  # -> Trajectory that waits for its first answer
-    env = envs.make(name, cfg.success_rate)
+def begin(seed, episode, group, tok, cfg):  # -> Trajectory that waits for its first answer
+    env = envs.make(cfg.env, cfg.success_rate)
     env.reset(seed, options={"episode": episode})
     traj = Trajectory(env, group, cfg.max_actions)
     traj.append(encode(tok, cfg.first_tag, message(env, cfg, cfg.max_actions)), sampled=False)
@@ -180,10 +180,10 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
 # -------------------------------------------------------------------------------------------------- playing
 @autocast
 @torch.no_grad()
-def rollout(models, name, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
+def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
     """All episodes are played side by side: each pass of the model gives every unfinished answer one more token. Who
     has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
-    trajs = [begin(name, seed, episode, group, models.tok, cfg)
+    trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of turn, of text
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
@@ -486,7 +486,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     rng = np.random.default_rng([cfg.seed, i])  # draws seeds: of levels (none of EVAL_SEEDS), of sampling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
-    trajs = rollout(models, cfg.env, seeds, cfg.rollouts, cfg, sampling_seed)
+    trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
     played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
@@ -521,7 +521,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     seeds = envs.EVAL_SEEDS[:cfg.eval_prompts] if cfg.play is None else (cfg.play,)
     trajs = []
     for first in range(0, len(seeds), EVALUATED_AT_ONCE):
-        trajs += rollout(models, cfg.env, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
+        trajs += rollout(models, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
     check_ratios(trajs, models, cfg)
     world = envs.title(cfg.env)
     success = sum(traj.success for traj in trajs) / len(trajs)

@@ -521,7 +521,7 @@ def a_turn(g, i):
 
 def short_way(g, world, tok, cfg):  # -> an episode that begins, two or three actions from its goal; these
     for seed in whole(g, 0, 99, n=50):
-        traj = rm.begin(world, seed, 0, 0, tok, cfg)
+        traj = rm.begin(seed, 0, 0, tok, rm.replace(cfg, env=world))
         way = solve(traj.env)
         if 1 < len(way) < 4:
             break

@@ -50,7 +50,7 @@ def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectori
     trajs = []
     for group, seed in enumerate(seeds):
         for episode in range(cfg.rollouts):
-            trajs.append(rm.begin(cfg.env, seed, episode, group, tok, cfg))
+            trajs.append(rm.begin(seed, episode, group, tok, cfg))
     live = trajs
     while live:
         ids, seen = padded_on_the_left(live, tok, policy.device)
@@ -134,7 +134,7 @@ def load(args):  # -> models with learning rate 0, cfg
 
 
 def our_rollout(models, cfg, seeds, dice_seed):
-    return rm.rollout(models, cfg.env, seeds, cfg.rollouts, cfg, dice_seed)
+    return rm.rollout(models, seeds, cfg.rollouts, cfg, dice_seed)
 
 
 def our_update(trajs, models, cfg, seed):

@@ -52,7 +52,7 @@ def longest_messages(tok, cfg):  # -> tokens of the longest first message, and o
     first = later = 0
     dice = np.random.default_rng(0)
     for seed in range(LEVELS):
-        traj = rm.begin(cfg.env, seed, 0, 0, tok, cfg)
+        traj = rm.begin(seed, 0, 0, tok, cfg)
         need("State" in tok.decode(traj.ids), f"--model {cfg.model}: its chat template does not show the message")
         first = max(first, len(traj.ids))
         in_a_turn = 1 if seed % 2 else cfg.max_actions_per_turn
@@ -86,7 +86,7 @@ def check_room(policy, tokens, cfg):
 
 def read_long_episodes(models, tokens, refused, cfg):  # -> two episodes, log-probs (2,V) of the next token of each
     """Any tokens will do; these are drawn from a first message. They come in pieces, as turns do."""
-    words = rm.begin(cfg.env, 0, 0, 0, models.tok, cfg).ids
+    words = rm.begin(0, 0, 0, models.tok, cfg).ids
     dice = np.random.default_rng(0)
     trajs = [rm.Trajectory(None, 0, 0), rm.Trajectory(None, 1, 0)]
     cache = rm.KVCache()

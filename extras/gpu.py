@@ -74,7 +74,7 @@ def check_ratios(args):
     cfg = settings(args, algo="grpo", kl_coef=0.0)
     models = rm.load_models(cfg)
     short = replace(cfg, max_new_tokens=32)
-    trajs = rm.rollout(models, cfg.env, range(300, 302), 4, short, 0)
+    trajs = rm.rollout(models, range(300, 302), 4, short, 0)
     batch = rm.collate(trajs, cfg.device)
     logp = rm.on_grid(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs()
@@ -91,7 +91,7 @@ def check_greedy(args):
     seeds = range(300, 304)
     autocast_off = rm.rollout.__wrapped__  # beneath autocast
     with torch.no_grad():
-        ours = autocast_off(models, cfg.env, seeds, 2, cfg, 0)
+        ours = autocast_off(models, seeds, 2, cfg, 0)
     theirs = bench.student_rollout(models.policy, models.tok, cfg, seeds, 0, do_sample=False)
     same = sum(one.ids == other.ids for one, other in zip(ours, theirs))
     longest = max(len(traj.ids) for traj in ours)
@@ -134,7 +134,7 @@ def decode_step(args):  # -> a function that samples one token for every traject
     trajs = []
     for group in range(cfg.prompts):
         for episode in range(cfg.rollouts):
-            trajs.append(rm.begin(cfg.env, 300 + group, episode, group, models.tok, cfg))
+            trajs.append(rm.begin(300 + group, episode, group, models.tok, cfg))
     for row, traj in enumerate(trajs):
         traj.cache_row = row
     cache = rm.KVCache()

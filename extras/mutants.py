@@ -28,9 +28,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
     "ragen_mini.py": [
         # an episode
         ("environment tokens are trained", "self.mask += [sampled]", "self.mask += [sampled or len(self.mask) > 0]"),
-        ("different states in a group", "[begin(name, seed, episode,",
-         "[begin(name, seed + episode, episode,"),
-        ("dice shared in a group", "[begin(name, seed, episode,", "[begin(name, seed, 0,"),
+        ("different states in a group", "[begin(seed, episode,", "[begin(seed + episode, episode,"),
+        ("dice shared in a group", "[begin(seed, episode,", "[begin(seed, 0,"),
         ("a parser that takes text behind the answer", "SHAPE.fullmatch(text)", "SHAPE.match(text)"),
         ("the budget of actions is overrun", "if traj.actions_left == 0 or env.over:", "if env.over:"),
         ("success, once won, stays", 'traj.success = info["success"]', 'traj.success |= info["success"]'),

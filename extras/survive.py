@@ -361,9 +361,9 @@ def written_by_models(count):  # -> that many answers of tiny; at high temperatu
     for seed in itertools.count():
         world = ("frozenlake", "sokoban", "bandit")[seed % 3]
         for temperature in (0.7, 1.0, 2.0, 8.0):
-            cfg = rm.Config(model="tiny", device="cpu", max_new_tokens=48, temperature=temperature)
+            cfg = rm.Config(env=world, model="tiny", device="cpu", max_new_tokens=48, temperature=temperature)
             cfg.no_think = seed % 2 == 1
-            for traj in rm.rollout(models, world, range(300, 304), 4, cfg, seed):
+            for traj in rm.rollout(models, range(300, 304), 4, cfg, seed):
                 texts += [turn["answer"] for turn in traj.turns]
             if len(texts) >= count:
                 return texts[:count]

@@ -70,11 +70,11 @@ def from_all(x):  # -> [x of rank 0, x of rank 1, ...]
     return everyones
 
 
-def play(models, name, seeds, N, cfg, sampling_seed):  # as rm.rollout -> the trajectories of all processes, by group
+def play(models, seeds, N, cfg, sampling_seed):  # as rm.rollout -> the trajectories of all processes, by group
     mine = seeds[RANK::PROCESSES]
     trajs = []
     if mine:  # an evaluation may have fewer levels than there are processes
-        trajs = rm.rollout(models, name, mine, N, cfg, sampling_seed + RANK)
+        trajs = rm.rollout(models, mine, N, cfg, sampling_seed + RANK)
     for traj in trajs:
         traj.group = traj.group * PROCESSES + RANK
         traj.env = LastView(traj.env)

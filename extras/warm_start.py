@@ -77,7 +77,7 @@ def demonstrations(tok, rng, cfg, players=PLAYERS, episodes=EPISODES):  # -> tra
     trajs = []
     for _ in range(episodes):
         seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
-        traj = rm.begin(cfg.env, seed, episode, 0, tok, cfg)
+        traj = rm.begin(seed, episode, 0, tok, cfg)
         cold_start.play_by_script(traj, players, rng, tok, cfg)
         trajs.append(traj)
     return trajs
@@ -101,7 +101,7 @@ def learn(policy, trajs, optimizer, cfg):  # one step of cross-entropy on the an
 
 def valid_turns(models, cfg, seed):  # in eight episodes on training levels
     first = len(envs.EVAL_SEEDS)
-    trajs = rm.rollout(models, cfg.env, range(first, first + 8), 1, cfg, seed)
+    trajs = rm.rollout(models, range(first, first + 8), 1, cfg, seed)
     return np.mean([turn["valid"] for traj in trajs for turn in traj.turns])
 
 

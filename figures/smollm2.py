@@ -109,7 +109,7 @@ def lines_of(folder, name):
 
 
 def plain_answer(models, cfg):  # greedy, without a line of ours but the prompt
-    ids = rm.begin(cfg.env, 0, 0, 0, models.tok, cfg).ids
+    ids = rm.begin(0, 0, 0, models.tok, cfg).ids
     written = models.policy.generate(torch.tensor([ids]), max_new_tokens=cfg.max_new_tokens, do_sample=False)
     return models.tok.decode(written[0])
 

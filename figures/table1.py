@@ -20,7 +20,7 @@ EPISODES = 4  # of each level
 
 def first_answers(model, world):  # -> the answers of all first turns, as the rollout samples them
     cfg = rm.Config(model=model, env=world, device="cpu", eval_only=True)
-    trajs = rm.rollout(rm.load_models(cfg), world, LEVELS, EPISODES, cfg, sampling_seed=0)
+    trajs = rm.rollout(rm.load_models(cfg), LEVELS, EPISODES, cfg, sampling_seed=0)
     return [traj.turns[0] for traj in trajs]
 
 

@@ -143,5 +143,5 @@ def play(tok):
     def run(texts, name, seeds, cfg, n=1, tok=tok):
         answers = [text if isinstance(text, list) else tok(text + "<|im_end|>").input_ids for text in texts]
         models = SimpleNamespace(policy=Scripted(answers, len(tok)), tok=tok)
-        return ragen_mini.rollout(models, name, seeds, n, cfg, 0)
+        return ragen_mini.rollout(models, seeds, n, ragen_mini.replace(cfg, env=name), 0)
     return run

@@ -76,7 +76,7 @@ def plain_logps(policy, batch):
 
 
 def largest_error(policy, tok, cfg):  # of the rollout's and of the update's log-probs
-    trajs = rm.rollout(models_of(policy, tok, cfg), "sokoban", [300, 301], 2, cfg, 0)
+    trajs = rm.rollout(models_of(policy, tok, cfg), [300, 301], 2, rm.replace(cfg, env="sokoban"), 0)
     batch = rm.collate(trajs, "cpu")
     plain = plain_logps(policy, batch)
     in_update = rm.on_grid(lambda part: rm.token_logps(policy, part, cfg)[0], batch)
@@ -239,11 +239,11 @@ def test_what_would_be_wrong_is_refused_in_the_first_iteration(kind, tok, traini
 def test_the_same_before_it_plays(tok, training):
     """--play and --eval-only"""
     models = models_of(random_model("Mistral", tok, **NARROW), tok, training)
-    trajs = rm.rollout(models, "sokoban", [300], 2, training, 0)
+    trajs = rm.rollout(models, [300], 2, rm.replace(training, env="sokoban"), 0)
     with pytest.raises(UserError, match="rollout and update differ"):
         rm.check_ratios(trajs, models, training)
     models.policy = random_model("Mistral", tok, **WIDE)
-    trajs = rm.rollout(models, "sokoban", [300], 2, training, 0)
+    trajs = rm.rollout(models, [300], 2, rm.replace(training, env="sokoban"), 0)
     rm.check_ratios(trajs, models, training)
 
 

@@ -247,7 +247,7 @@ def test_read_once_has_the_gradients_of_today(env, rows, tokens, cfg, monkeypatc
     def of(wrapped):
         c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1)
         models = rm.load_models(c)
-        trajs = rm.rollout(models, env, [300, 301], 8, c, 0)
+        trajs = rm.rollout(models, [300, 301], 8, c, 0)
         with torch.no_grad():
             models.ref.get_output_embeddings().weight += 0.1  # or its penalty were 0
         rm.micro_batches = plain
@@ -267,7 +267,7 @@ def test_read_once_has_the_gradients_of_today(env, rows, tokens, cfg, monkeypatc
 def test_bf16_rounds_what_is_calculated_but_not_the_weights(cfg):
     c = cfg("--algo", "grpo", "--env", "bandit")
     models = rm.load_models(c)
-    traj = rm.rollout(models, "bandit", [300], 1, c, 0)[0]
+    traj = rm.rollout(models, [300], 1, c, 0)[0]
 
     def logps():
         _, part = next(rm.micro_batches(rm.collate([traj], "cpu"), [0]))
@@ -289,7 +289,7 @@ def test_read_once_reads_less(cfg, monkeypatch):
     the longest ones together."""
     c = cfg("--env", "bandit", "--algo", "grpo", "--kl-coef", 0)
     models = rm.load_models(c)
-    trajs = rm.rollout(models, "bandit", [300, 301, 302, 303], 4, c, 0)
+    trajs = rm.rollout(models, [300, 301, 302, 303], 4, c, 0)
     messages = {tuple(traj.ids[:traj.mask.index(True)]) for traj in trajs}
     assert len(messages) == 2, "the two orders of the arms"
     read = []

@@ -115,9 +115,9 @@ def test_pay_changes_returns_and_nothing_that_the_model_reads(folder):
     """The same episodes, token by token, whatever is paid: each return differs by pay times (true - false)."""
     cfg = rm.Config(model=folder, device="cpu", env=thoughts.FrozenLake, max_turns=2, max_new_tokens=30)
     models = rm.load_models(cfg)
-    unpaid = rm.rollout(models, cfg.env, [300, 301], 8, cfg, 5)
+    unpaid = rm.rollout(models, [300, 301], 8, cfg, 5)
     thoughts.Claims.pay = 0.25
-    paid = rm.rollout(models, cfg.env, [300, 301], 8, cfg, 5)
+    paid = rm.rollout(models, [300, 301], 8, cfg, 5)
     balances = set()
     for one, other in zip(unpaid, paid):
         judged = [is_true for turn in one.turns for _, is_true in turn["claims"]]

@@ -77,7 +77,7 @@ def test_asked_for_the_planner_it_answers_validly_and_beats_random_play(name, op
     cfg = Begun(model="tiny", device="cpu", env=name, success_rate=0.8, eval_prompts=100, algo="grpo", kl_coef=0.0,
                 temperature=rm.EVAL_TEMPERATURE)
     models = rm.load_models(cfg)
-    trajs = rm.rollout(models, name, envs.EVAL_SEEDS[:100], 1, cfg, 0)
+    trajs = rm.rollout(models, envs.EVAL_SEEDS[:100], 1, cfg, 0)
     success = np.mean([traj.success for traj in trajs])
     random, _ = envs.mean_yardsticks(name, cfg.max_actions, range(100))[:, -1]
     assert envs.interval(success, 100)[0] > random + 0.1

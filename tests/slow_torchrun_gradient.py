@@ -53,7 +53,7 @@ def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch, micro_t
     """With many micro-batches of different numbers of tokens and with one; the last update has one row for two."""
     cfg.rollouts, cfg.max_turns, cfg.update_size = 3, 2, 4
     models = rm.load_models(cfg)
-    trajs = rm.rollout(models, "frozenlake", SEEDS[:3], 3, cfg, 0)
+    trajs = rm.rollout(models, SEEDS[:3], 3, cfg, 0)
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
     monkeypatch.setattr(rm, "MICRO_TOKENS", micro_tokens)
     truth, stats = gradients(cfg, models, trajs, rm.updates)
@@ -76,7 +76,7 @@ def test_one_filter_for_all(cfg, tmp_path):
     cfg.lr = cfg.critic_lr = 0.0
     models = rm.load_models(cfg)
     models.optimizer = rm.make_optimizer(models, cfg)
-    trajs = rm.rollout(models, "frozenlake", SEEDS[:4], 4, cfg, 0)
+    trajs = rm.rollout(models, SEEDS[:4], 4, cfg, 0)
     batch, steps = rm.learn(trajs, models, cfg, 3)
     assert len(steps) == 2
     for found, found_steps in of_all_processes(lambda rank: torchrun.learn(trajs, models, cfg, 3), 2, tmp_path):
@@ -90,7 +90,7 @@ def test_one_filter_for_all(cfg, tmp_path):
 def test_nothing_to_compare(cfg):
     cfg.rollouts, cfg.prompts = 2, 2
     models = rm.load_models(cfg)
-    trajs = [rm.begin("frozenlake", 300, 0, group, models.tok, cfg) for group in (0, 0, 1, 1)]
+    trajs = [rm.begin(300, 0, group, models.tok, cfg) for group in (0, 0, 1, 1)]
     for traj in trajs:
         traj.turns.append({"reward": 0.5})
     assert torchrun.learn(trajs, models, cfg, 0) == ({}, [])
@@ -100,20 +100,20 @@ def test_all_processes_get_all_trajectories(cfg, tmp_path):
     models = rm.load_models(cfg)
 
     def play(rank):
-        trajs = torchrun.play(models, "frozenlake", SEEDS[:5], 3, cfg, 0)
+        trajs = torchrun.play(models, SEEDS[:5], 3, cfg, 0)
         return [(traj.group, traj.turns[0]["state"], traj.ids) for traj in trajs]
     one, other = of_all_processes(play, 2, tmp_path)
     assert one == other
-    alone = rm.rollout(models, "frozenlake", SEEDS[:5], 3, cfg, 0)
+    alone = rm.rollout(models, SEEDS[:5], 3, cfg, 0)
     assert [traj.group for traj in alone] == [group for group, _, _ in one] == sorted([*range(5)] * 3)
     assert [traj.turns[0]["state"] for traj in alone] == [state for _, state, _ in one]
 
 
 def test_each_group_is_played_with_a_random_stream_of_its_process(cfg, tmp_path):
     models = rm.load_models(cfg)
-    found, _ = of_all_processes(lambda rank: torchrun.play(models, "frozenlake", SEEDS[:2], 2, cfg, 7), 2, tmp_path)
+    found, _ = of_all_processes(lambda rank: torchrun.play(models, SEEDS[:2], 2, cfg, 7), 2, tmp_path)
     for rank in range(2):
-        truth = rm.rollout(models, "frozenlake", [SEEDS[rank]], 2, cfg, 7 + rank)
+        truth = rm.rollout(models, [SEEDS[rank]], 2, cfg, 7 + rank)
         mine = [traj for traj in found if traj.group == rank]
         assert [traj.ids for traj in mine] == [traj.ids for traj in truth]
         assert [traj.env.render() for traj in mine] == [traj.env.render() for traj in truth]
@@ -122,7 +122,7 @@ def test_each_group_is_played_with_a_random_stream_of_its_process(cfg, tmp_path)
 def test_fewer_levels_than_processes(cfg, tmp_path):
     """--eval-prompts 1: one plays, all know how it ended."""
     models = rm.load_models(cfg)
-    one, other = of_all_processes(lambda rank: torchrun.play(models, "bandit", [5], 1, cfg, 0), 2, tmp_path)
+    one, other = of_all_processes(lambda rank: torchrun.play(models, [5], 1, rm.replace(cfg, env="bandit"), 0), 2, tmp_path)
     assert [traj.ids for traj in one] == [traj.ids for traj in other]
     assert len(one) == 1
 

@@ -190,7 +190,7 @@ def test_a_class_is_a_world_too(tmp_path, cfg):
     assert saved["env"] == "Guess" and list(rows[0]["yardsticks"]) == ["Guess"]
     again, _ = rm.train(rm.replace(cfg, resume=cfg.out, iterations=2))
     assert [row["iteration"] for row in again] == [0, 1, 2] and again[:1] == rows[:1]
-    traj, = rm.rollout(models, Guess, [3], 1, cfg, 0)
+    traj, = rm.rollout(models, [3], 1, rm.replace(cfg, env=Guess), 0)
     assert isinstance(traj.env, Guess) and traj.turns
     assert rm.evaluate(0, models, rm.replace(cfg, out=""))[0]["eval"].keys() == {"Guess"}
 

@@ -166,7 +166,7 @@ def played(llama, tok):
     trajs = []
     for group, max_turns in enumerate((4, 2)):
         players = SimpleNamespace(policy=llama, tok=tok)
-        trajs += rm.rollout(players, "frozenlake", [300 + group], 4, config(max_turns=max_turns), group)
+        trajs += rm.rollout(players, [300 + group], 4, config(max_turns=max_turns), group)
     for k, (traj, bonus) in enumerate(zip(trajs, [0, 0, 0, 1, 0.3, 2, 0, 0.3])):
         traj.group = k // 4
         traj.reward[-1] += 2 * bonus
@@ -232,7 +232,7 @@ def test_cached_rollout_against_a_fresh_full_forward(tok, cfg, heads):
     """Rows end their turns at different tokens, read observations of different lengths, leave the batch."""
     llama = random_llama(len(tok), num_key_value_heads=heads, tie_word_embeddings=True)
     cfg.max_new_tokens, cfg.temperature = 24, 1.5
-    trajs = rm.rollout(SimpleNamespace(policy=llama, tok=tok), "frozenlake", [300, 301, 302], 4, cfg, 0)
+    trajs = rm.rollout(SimpleNamespace(policy=llama, tok=tok), [300, 301, 302], 4, cfg, 0)
     assert len({turn["tokens"] for traj in trajs for turn in traj.turns}) > 2, "else the test shows nothing"
     for traj in trajs:
         with torch.no_grad():
@@ -505,7 +505,7 @@ def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, mon
     """A GPU in the machine must not loosen the check for --device cpu."""
     cfg = rm.replace(cfg, env="bandit", prompts=1, rollouts=2)
     models = rm.load_models(cfg)
-    trajs = rm.rollout(models, "bandit", [300], 2, cfg, 0)
+    trajs = rm.rollout(models, [300], 2, cfg, 0)
     for traj in trajs:
         traj.old_logp = [logp + 0.01 * own for logp, own in zip(traj.old_logp, traj.mask)]
     monkeypatch.setattr(rm, "autocast", torch.autocast("cuda", torch.bfloat16, enabled=False))

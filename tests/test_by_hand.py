@@ -82,7 +82,7 @@ def test_a_rollout_keeps_no_graph(folder, cfg):
     seen = []
     models.policy.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
     cfg.max_new_tokens, cfg.max_turns = 2, 1
-    rm.rollout(models, "bandit", [300], 2, cfg, 0)
+    rm.rollout(models, [300], 2, rm.replace(cfg, env="bandit"), 0)
     assert seen and not any(seen)
 
 
@@ -95,7 +95,7 @@ def test_a_policy_that_left_its_reference_pays_for_it(cfg):
     with torch.no_grad():
         for weight in models.policy.parameters():
             weight.mul_(1.1)
-    trajs = rm.rollout(models, "bandit", [300, 301], 2, cfg, 0)
+    trajs = rm.rollout(models, [300, 301], 2, rm.replace(cfg, env="bandit"), 0)
     trajs[0].ids.append(trajs[0].ids[0])  # so that rows differ in length, and the grid has pads
     for entries, value in ((trajs[0].mask, False), (trajs[0].old_logp, 0.0), (trajs[0].reward, 0.0)):
         entries.append(value)
@@ -215,7 +215,7 @@ def drawn(monkeypatch):
     def run(cfg, seed, i):
         calls = []
 
-        def play(models, name, seeds, N, cfg, sampling_seed):
+        def play(models, seeds, N, cfg, sampling_seed):
             calls.append((list(seeds), sampling_seed))
             return [walked(group) for group in range(len(seeds)) for _ in range(N)]
 
@@ -291,12 +291,12 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
     cfg.env, cfg.eval_prompts, cfg.temperature, cfg.out = Walk, 5, 1.0, str(tmp_path)
     parts = []
 
-    def play(models, name, seeds, N, cfg, sampling_seed):
+    def play(models, seeds, N, cfg, sampling_seed):
         parts.append((list(seeds), sampling_seed))
-        assert name is Walk and N == 1 and cfg.temperature == 0.5, "Sec. 3.2"
+        assert cfg.env is Walk and N == 1 and cfg.temperature == 0.5, "Sec. 3.2"
         trajs = []
         for group, seed in enumerate(seeds):
-            traj = rm.begin(name, seed, 0, group, tok, cfg)
+            traj = rm.begin(seed, 0, group, tok, cfg)
             traj.success = seed in (1, 3, 4)
             traj.reward[-1] = -1.0 if traj.success else 1.0
             trajs.append(traj)

@@ -69,7 +69,7 @@ def test_trained_tokens_are_exactly_the_sampled_ones(players, cfg, monkeypatch):
         return ids
     monkeypatch.setattr(rm, "sample", spy_sample)
     monkeypatch.setattr(torch, "multinomial", spy_multinomial)
-    trajs = rm.rollout(players, "frozenlake", [300, 301, 302], 2, cfg, 0)
+    trajs = rm.rollout(players, [300, 301, 302], 2, cfg, 0)
     batch = rm.collate(trajs, "cpu")
     for i, traj in enumerate(trajs):
         assert written(traj) == sampled[id(traj)]
@@ -242,17 +242,17 @@ def test_batch_of_one_equals_batch_of_eight(cfg):
     """Greedy: padding, the other rows and rows that leave must not change an episode."""
     cfg.max_new_tokens, cfg.algo, cfg.temperature, seeds = 40, "grpo", 1e-4, list(range(300, 308))
     models = rm.load_models(cfg)
-    together = rm.rollout(models, "sokoban", seeds, 1, cfg, 0)
+    together = rm.rollout(models, seeds, 1, rm.replace(cfg, env="sokoban"), 0)
     assert len({len(t.ids) for t in together}) > 2, "different lengths, or the test shows nothing"
     for seed, traj in list(zip(seeds, together))[:4]:
-        alone, = rm.rollout(models, "sokoban", [seed], 1, cfg, 0)
+        alone, = rm.rollout(models, [seed], 1, rm.replace(cfg, env="sokoban"), 0)
         assert alone.ids == traj.ids and alone.R == traj.R
         gap = (torch.tensor(alone.old_logp) - torch.tensor(traj.old_logp)).abs().max()
         assert gap * cfg.temperature < 1e-4, "rounding of the logits, which a low temperature magnifies"
 
 
 def generated(policy, tok, cfg, name, seed):  # -> Trajectory of transformers' own `generate`
-    traj = rm.begin(name, seed, 0, 0, tok, cfg)
+    traj = rm.begin(seed, 0, 0, tok, rm.replace(cfg, env=name))
     while not traj.done:
         ids = torch.tensor([traj.ids])  # every turn reads the whole history again
         text = policy.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=cfg.max_new_tokens,
@@ -266,7 +266,7 @@ def test_greedy_rollout_is_what_generate_writes(players, tok, cfg):
     """transformers' own `generate`, called for every turn on the whole history, is the independent truth."""
     players.policy.generation_config.eos_token_id = None
     cfg.temperature, seeds = 1e-4, range(300, 308)
-    ours = rm.rollout(players, "frozenlake", seeds, 1, cfg, 0)
+    ours = rm.rollout(players, seeds, 1, cfg, 0)
     theirs = [generated(players.policy, tok, cfg, "frozenlake", seed) for seed in seeds]
     assert [traj.ids for traj in ours] == [traj.ids for traj in theirs]
     assert [traj.mask for traj in ours] == [traj.mask for traj in theirs]
@@ -312,11 +312,11 @@ def test_a_model_whose_numbers_are_lost_stops_the_run(llama, tok, cfg):
     broken = copy.deepcopy(llama)
     broken.lm_head.weight.data[5] = float("nan")
     with pytest.raises(envs.UserError, match="not finite"):
-        rm.rollout(SimpleNamespace(policy=broken, tok=tok), "bandit", [300], 1, cfg, 0)
+        rm.rollout(SimpleNamespace(policy=broken, tok=tok), [300], 1, rm.replace(cfg, env="bandit"), 0)
 
 
 def test_finished_episodes_never_grow(players, cfg):
-    trajs = rm.rollout(players, "bandit", list(range(300, 308)), 2, cfg, 0)
+    trajs = rm.rollout(players, list(range(300, 308)), 2, rm.replace(cfg, env="bandit"), 0)
     for traj in trajs:
         assert traj.done and traj.mask[-1], "an episode ends with the model's own last token"
         assert sum(turn["valid"] for turn in traj.turns) <= 1, "one pull"
@@ -324,7 +324,7 @@ def test_finished_episodes_never_grow(players, cfg):
 
 # ----------------------------------------------------------------------- models whose updates would read other numbers
 def refused(players, cfg, spoil=lambda trajs: None):  # -> is it refused in one line?
-    trajs = rm.rollout(players, "frozenlake", [300, 301], 2, cfg, 0)
+    trajs = rm.rollout(players, [300, 301], 2, cfg, 0)
     spoil(trajs)
     try:
         rm.check_ratios(trajs, players, cfg)

@@ -56,7 +56,7 @@ def test_no_step_remembers_the_gradient_of_the_one_before(cfg, tok, llama):
         rm.add_gradients(batch, rows, models, cfg)
         rm.take_step(models)
     one = models_of(llama)
-    batch = rm.collate(rm.rollout(one, "bandit", [300, 301, 302, 303], 1, cfg, 0), "cpu")
+    batch = rm.collate(rm.rollout(one, [300, 301, 302, 303], 1, rm.replace(cfg, env="bandit"), 0), "cpu")
     batch["adv"] = torch.tensor([[1.0], [-2.0], [3.0], [-4.0]]) * batch["mask"]
     step(one, [0, 1])
     other = models_of(one.policy)
@@ -79,9 +79,9 @@ def test_evaluation_in_parts_draws_anew_for_each(cfg, monkeypatch):
     cfg = replace(cfg, env="bandit", algo="grpo", eval_prompts=8, temperature=0.9)
     parts = []
 
-    def spy(models, name, seeds, N, cfg, sampling_seed):
+    def spy(models, seeds, N, cfg, sampling_seed):
         parts.append((list(seeds), N, sampling_seed, cfg.temperature))
-        return rm.rollout(models, name, seeds, N, cfg, sampling_seed)
+        return rm.rollout(models, seeds, N, cfg, sampling_seed)
     rm.evaluate(0, rm.load_models(cfg), cfg, spy)
     seeds, N, sampling_seeds, temperatures = zip(*parts)
     assert sum(seeds, []) == list(range(8)) and len(set(sampling_seeds)) == len(parts) == 3
@@ -93,9 +93,9 @@ def test_training_levels_are_no_evaluation_levels(tmp_path, monkeypatch):
     monkeypatch.setattr(envs, "EVAL_SEEDS", range(2 ** 31 - 10 ** 6))
     drawn = []
 
-    def spy(models, name, seeds, *rest):
+    def spy(models, seeds, *rest):
         drawn.append(list(seeds))
-        return rm.rollout(models, name, seeds, *rest)
+        return rm.rollout(models, seeds, *rest)
     flags = "--env bandit --prompts 20 --rollouts 2 --max-turns 1 --max-new-tokens 1"
     run(tmp_path / "run", *flags.split(), rollout=spy)
     before, first, second, after = drawn
@@ -159,11 +159,11 @@ def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folde
 def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, monkeypatch):
     """One that writes by script: every answer is valid, and no model is asked."""
     monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)
-    def scripted(models, name, seeds, N, cfg, sampling_seed):
+    def scripted(models, seeds, N, cfg, sampling_seed):
         trajs = []
         for group, seed in enumerate(seeds):
             for episode in range(N):
-                traj = rm.begin(name, seed, episode, group, models.tok, cfg)
+                traj = rm.begin(seed, episode, group, models.tok, cfg)
                 arm = traj.env.actions[episode % 2]
                 traj.append(models.tok(f"</think><answer>{arm}</answer><|im_end|>").input_ids, sampled=True, logp=-1.0)
                 rm.take_turn(traj, models.tok, cfg, [models.tok.eos_token_id])
@@ -215,10 +215,10 @@ def test_small_models_on_a_cpu_use_one_thread(cfg, tmp_path, tok):
 
 
 def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, folder, capsys):
-    def play(models, name, seeds, N, cfg, sampling_seed):
+    def play(models, seeds, N, cfg, sampling_seed):
         if N > 1:  # not in the evaluation
             os.kill(os.getpid(), signal.SIGINT)
-        return rm.rollout(models, name, seeds, N, cfg, sampling_seed)
+        return rm.rollout(models, seeds, N, cfg, sampling_seed)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = run(tmp_path / "run", "--env", "bandit", "--iterations", 5, model=folder, rollout=play)
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "it is put back"
@@ -343,7 +343,7 @@ def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, clip_high=0.2)):
-        with pytest.raises(envs.UserError, match="plain StarPO: add --keep"):
+        with pytest.raises(envs.UserError, match="--starpo-s: add --keep"):
             make()
 
 

@@ -131,10 +131,10 @@ def guess(env, rng):  # -> thought, actions
 def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: name -> how often it writes a turn
     name = rng.choice(list(WORLDS), p=list(WORLDS.values()))
     no_think = bool(rng.random() < 1 / 8)  # so that --no-think has something to begin with
-    cfg = rm.Config(model="tiny", device="cpu", max_turns=max_turns, no_think=no_think,
+    cfg = rm.Config(env=name, model="tiny", device="cpu", max_turns=max_turns, no_think=no_think,
                     success_rate=choose(rng, (1 / 3, 0.8)))
     seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
-    traj = rm.begin(name, seed, episode, 0, tok, cfg)
+    traj = rm.begin(seed, episode, 0, tok, cfg)
     play_by_script(traj, players, rng, tok, cfg)
     assert tok.unk_token_id not in traj.ids, f"a word of {tok.decode(traj.ids)!r} is not in the vocabulary"
     return traj
@@ -194,7 +194,7 @@ def report(title, model, tok):
         random, optimal = envs.mean_yardsticks(name, cfg.max_actions, success_rate=success_rate)[:, -1]
         line = f"{title}: {name} {success_rate:.2f}"
         for cfg.temperature in (1e-4, rm.EVAL_TEMPERATURE):
-            trajs = rm.rollout(players, name, envs.EVAL_SEEDS, 1, cfg, 0)
+            trajs = rm.rollout(players, envs.EVAL_SEEDS, 1, cfg, 0)
             success = np.mean([traj.success for traj in trajs])
             line += f"  at temperature {cfg.temperature:g}: {envs.with_interval(success, len(trajs))}"
         print(f"{line}  random {random:.2f}  optimal {optimal:.2f}", flush=True)
