@@ -37,6 +37,9 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training begins, Ctrl-C ends the program at once
+
 import torch
 import filelock  # comes with torch
 import transformers

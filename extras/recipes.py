@@ -14,7 +14,8 @@ The ways in:
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
-    train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written
+    train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written (row 0, before training,
+                             has none)
     Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
 
     main(train, Config)      the command line for your script, with --resume. Config: a subclass of rm.Config with more options

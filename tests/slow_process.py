@@ -37,6 +37,16 @@ def test_ctrl_c_ends_a_real_process(process, tmp_path):
     assert_same(out, tmp_path / "whole")
 
 
+@pytest.mark.parametrize("seconds", [0.3, 1.0])
+def test_ctrl_c_before_training_begins(tmp_path, seconds):
+    """While torch is imported, say: no traceback, and nothing is left. A shell makes 130 of the signal."""
+    process = survive.start(f"{LONG} --out {tmp_path}/run")
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    code, said, lines = survive.finish(process)
+    assert (code, said, lines) == (-signal.SIGINT, "", [])
+
+
 def test_a_second_ctrl_c_does_not_wait(process):
     """It ends in the midst of things. What was saved before is whole."""
     process, out = process
