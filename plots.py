@@ -145,12 +145,14 @@ def is_dead(rows):  # no update in its last ten iterations: taken for the end (t
 
 # --------------------------------------------------------------------------------------------------- pictures
 def curves(folders, out=None):  # -> path of the picture
-    need(len(folders) == 1 or Path(out or "").suffix, "several runs in one picture: name it, such as --out both.png")
+    need(out or len(folders) == 1, "several runs in one picture: name it, such as --out both.png")
+    out = out or Path(folders[0], "curves.png")
+    need(Path(out).suffix, f"--out {out} does not say which kind of picture: such as --out {out}.png")
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
             print(f"{label} ended, success {run.rows[-1].get('success')}: equal returns, no update. If low: lower --lr")
-    return dashboard(runs, out or Path(folders[0], "curves.png"))
+    return dashboard(runs, out)
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
@@ -184,7 +186,7 @@ def draw_run(ax, metric, run, label, color):
         ax.plot(x, moving_average(y), color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
-    episodes = len(envs.EVAL_SEEDS[:run.config["eval_prompts"]])
+    episodes = run.config["eval_prompts"]
     intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # 95%; y may be empty
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
     levels = run.config["yardsticks"].get(metric.removeprefix("eval "), [])

@@ -746,8 +746,8 @@ class Config:  # None: set in __post_init__, by model and --starpo-s (play: stay
                      f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
-        need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s, but the values of plain StarPO: add --keep 0.25 "
-             "--kl-coef 0 --clip-high 0.28 (--resume keeps its method)")
+        need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
+        need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in NOT_FOR and self.adv_norm in ("std", "mean"), "--algo: ppo or grpo; --adv-norm: std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 

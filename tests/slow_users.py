@@ -222,6 +222,7 @@ SLIPS = [  # what is typed, what the user is told
     ("plots.py curves nowhere", "nowhere is not the folder of a run"),
     ("plots.py curves {runs}/bandit nowhere --out x.png", "nowhere is not the folder of a run"),
     ("plots.py curves {runs}/bandit {runs}/mine", "several runs in one picture: name it, such as --out both.png"),
+    ("plots.py curves {runs}/bandit --out picture", "such as --out picture.png"),
     ("plots.py curves {runs}/bandit/checkpoint", "checkpoint is not the folder of a run"),
     ("ragen_mini.py --env mario", "mario: choose bandit"),
     ("ragen_mini.py --env ''", ": choose bandit"),
