@@ -19,6 +19,7 @@ Words
     iteration   one rollout and its updates. update: one gradient step, on E = 32 trajectories
     advantage   A: how much better than expected things went after a token
     ratio       of a token's probability now to that when it was sampled
+
 Order: episodes as tokens, playing, advantages, losses, the loop; cache, files, settings. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
 in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
@@ -36,10 +37,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training begins, Ctrl-C ends the program at once
 
+import numpy as np
 import torch
 import filelock  # comes with torch
 import transformers
@@ -225,7 +226,6 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # --------------------------------------------------------------- which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
-    # an error if this algorithm never calls what was replaced
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
@@ -249,9 +249,9 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 
 def nothing_to_compare(R, cfg):  # (k,N)
-    """Not in the paper: no update if returns are equal (PPO: all; GRPO: in each group), though KL might push."""
+    """Are all returns equal (GRPO: in each group)? Then `learn` makes no update. Not in the paper."""
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # even at gamma < 1, where timing could still tell them apart
+    return spread < 1e-4
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -291,7 +291,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. (R_i is part of the mean: that only shrinks A, to (N-1)/N.)
+    """eq. 5: A_i = (R_i - mean) / std of the group.
     NOTE: the std hides how much returns differ. In a bandit, the only risky pull of 16 episodes gets 3.75 if it pays 1
     (1 in 4), and -3.75 if it pays 0 beside 15 sure 0.15: -1.9 on average, though the risky arm is better."""
     centered = R - R.mean(1, keepdim=True)
@@ -302,8 +302,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Advantage of a token x: the rewards from it on, minus what was expected (GRPO: return, minus the group's mean).
-    Subtracting a c that ignores x keeps the mean gradient: sum_x pi c grad log pi = c grad sum_x pi = c grad 1 = 0."""
+    """Advantage of a token: the rewards from it on (GRPO: the return), minus what was expected there."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -314,8 +313,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        # Whitening (released code): mean 0, std 1, whatever the rewards' scale. NOTE: mere noise is scaled up, too
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
     else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
         to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -444,9 +442,8 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ---------------------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """A `learn` or `rollout` of your own must return what ours does; `rollout` plays evaluations, too (EVAL_SEEDS).
-    watch(row, trajs, learned, models, cfg) is called before a row is logged: it may add columns to it, draw, or return
-    True to stop (row 0, before training, has no trajs). --resume needs the same script, world, method, seed."""
+    """A `learn` or `rollout` of your own returns what ours does; `rollout` also plays evaluations (of EVAL_SEEDS).
+    watch(row, trajs, learned, models, cfg) sees a row before it is logged: may add columns, or return True to stop."""
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
@@ -463,15 +460,15 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            last |= bool(STOP)  # Ctrl-C during `watch`: acts one iteration later
-            last = watch(row, trajs, learned, models, cfg) or last
+            stop = last or bool(STOP)  # a Ctrl-C during `watch` acts one iteration later
+            stop = watch(row, trajs, learned, models, cfg) or stop
             plots.append(cfg.out, "log.jsonl", [row])
-            if last or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
+            if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i:
                 bar.set_postfix(train_success=row["success"], valid=row["valid"])
                 bar.update()
-            if last:
+            if stop:
                 break
     finally:
         signal.signal(signal.SIGINT, old_handler)
@@ -506,10 +503,9 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean()
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # a low one magnifies it
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
-    need(gap * cfg.temperature < limit,  # a low temperature magnifies it
-         f"--model {cfg.model} cannot be used here: log-probs of rollout and update differ by {gap:.1g}, not 0")
+    need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in log-probs")
 
 
 def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
@@ -605,7 +601,7 @@ class Models:
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. from_pretrained leaves dropout off, in eval mode."""
     transformers.logging.disable_progress_bar()
-    if cfg.device == "cpu" and cfg.small:
+    if cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
@@ -620,8 +616,8 @@ def load_models(cfg):
                 dtype=torch.float32, num_labels=1).to(cfg.device)
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: is it instruction-tuned, its folder whole?")
-    message_length = len(begin(cfg.env, 0, 0, 0, tok, cfg).ids) + 16  # 16: the line that tells the reward
-    longest = cfg.max_turns * (message_length + cfg.max_new_tokens)
+    message_length = len(begin(0, 0, 0, tok, cfg).ids)
+    longest = cfg.max_turns * (message_length + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
     need(longest <= room, f"episodes take up to {longest} tokens, not {room}: lower --max-new-tokens or --max-turns")
     return Models(policy, critic, ref, None, tok)
@@ -653,8 +649,7 @@ def save(models, cfg):
     files are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
-    state["log"] = Path(cfg.out, "log.jsonl").read_text()
-    state["origin"] = cfg.origin
+    state |= {"log": Path(cfg.out, "log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
@@ -666,7 +661,7 @@ def save(models, cfg):
 
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (another --kl-coef?): put it back or start anew"):
-        state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin,
              f"{cfg.resume} is {state['origin']}, and only goes on as that, not as {cfg.origin}. New: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --resume may lower its lr
