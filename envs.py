@@ -1,22 +1,22 @@
-"""Bandit, Sokoban and FrozenLake, the worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1), as text.
+"""The worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1) as text: Bandit, Sokoban and FrozenLake.
 
-A world has a state, takes an action, and answers with a new state and a reward. Its rules are in one function,
-`outcomes`, which lists everything that can happen, with probabilities. `step` picks one of these at random:
+A world takes an action and answers with its next state and a reward. Its rules are one function, `outcomes`,
+which lists what can happen and how probable that is. `step` draws one of these outcomes.
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one comes first
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
     env = make("sokoban")
     obs, info = env.reset(seed=7, options={"episode": 3})
         # # # # # #
-        # _ P _ _ #        P: the player; X: a box, to be pushed onto O, the target; #: walls; _: floor
+        # _ P _ _ #        P player, X box, O target (push the box there), # wall, _ floor
         # _ _ # _ #
-        # _ # # # #        env.state is ((1, 2), ((4, 2),)): cells (row, column) of the player and of the boxes
+        # _ # # # #        env.state is ((1, 2), ((4, 2),)): cell (row, column) of the player, then of the box
         # _ X O # #        env.level is what stays fixed: floor and targets
         # # # # # #
     env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # truncated: always False (the caller counts)
 
-`seed` fixes the level, so that a group of episodes can start alike and be compared. `episode`, the number in the group,
-seeds the episode's dice: slips and pay-outs. No global random state is touched.
+`seed` fixes the level: the episodes of a group start alike. `episode` is the number in the group. With `seed`
+it fixes the dice, which decide slips and pay-outs. No global random state is touched.
 
     python envs.py      the success of random and of optimal play in every world, by number of actions
 """
@@ -34,7 +34,7 @@ import numpy as np
 from tqdm import tqdm
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-EVAL_SEEDS = range(256)  # these seeds give evaluation levels, all others training levels (see find_level, split)
+EVAL_SEEDS = range(256)  # these seeds draw levels for evaluation, all others for training (see find_level)
 
 
 def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)
@@ -47,25 +47,25 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
     return "\n".join(" ".join(row) for row in rows)
 
 
-# ------------------------------------------------------------------------------------ what the worlds share
+# ---------------------------------------------------------------------------- what the worlds share
 class Env:
-    """After `reset` self.level is what stays fixed in an episode, self.state (hashable) what changes. A world adds:
+    """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
         draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng.
-                                       A staticmethod of these alone: find_level caches its results by them
-        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one comes first
+                                       A staticmethod that reads nothing but these: its results are cached
+        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
-    split = True      # hold out a quarter of the levels for evaluation? Set it to False if there are only a few
+    split = True      # holds out a quarter of the levels for evaluation; False: there are only a few
     over = True       # so that `step` fails before `reset`
 
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
-        assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"  # ('Push') is a word
+        assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1: not the dice of find_level
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 keeps them apart from find_level's
         self.over = False
         return self.render(), {"success": False}
 
@@ -78,29 +78,29 @@ class Env:
         self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
-    def bonus(self, turn):  # turn: dict of state, answer, valid, tokens (see take_turn); self.state: before its actions
-        """For worlds of your own: a reward for what an answer *says*, besides its actions'. The model is not told."""
+    def bonus(self, turn):  # turn: a dict, see take_turn. Called before the answer's actions are run
+        """A world of your own may reward what an answer *says*. The model is not told this reward."""
         return 0.0
 
 
-@lru_cache(maxsize=8192)  # a group shares its level, and so do all evaluations
+@lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level that a seed draws (cached: do not change it). Two seeds may draw the same one, so separate seeds alone
-    would not keep evaluation levels out of training. Instead a hash of level and initial state says which quarter of
-    all levels is held out. EVAL_SEEDS draw again until a level is held out, other seeds until it is not."""
+    """The level that a seed draws. It is cached: do not change it. Two seeds may draw the same level, so
+    seeds alone do not keep evaluation levels out of training. Instead a hash of level and initial state holds
+    out a quarter of all levels. EVAL_SEEDS draw until a level is held out, other seeds until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
-        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's own `hash` differs from process to process
+        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
     raise UserError(f"{world.__name__}: no level: does draw return None too often? If levels are few: split = False")
 
 
-# --------------------------------------------------------------------------------------------------- bandit
+# ------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """One pull of one of two arms, whose names hint at which is which. The sure arm always pays 0.15 (RAGEN's code:
-    0.1), the risky one 1 with probability 0.25, more on average. Success means choosing the risky arm, whatever it
-    pays. Level: the order of the names. State: None before the pull, then the name of the arm that was pulled."""
+    """Pull one of two arms, once. Their names hint at which is which. The sure arm always pays 0.15. The
+    risky one pays 1 with probability 0.25, else 0: more on average. Success is pulling it, paid or not.
+    Level: the order of the names. State: None before the pull, then the name of the arm that was pulled."""
     split = False  # there are only two levels: nothing is held out
 
     def __init__(self, sure="Teacher", risky="Engineer"):
@@ -130,11 +130,11 @@ class Bandit(Env):
         return f"You pulled {self.state}."
 
 
-# ---------------------------------------------------------------------------------------------- frozen lake
+# -------------------------------------------------------------------------------------- frozen lake
 class FrozenLake(Env):
-    """Reach the goal over ice: P you, _ ice, O hole, G goal; X you in a hole, √ you at the goal. State: the player's
-    cell. Moves go as intended with probability `success_rate` (paper: 1/3; later code: 0.8; the name is gymnasium's).
-    The two perpendicular moves share the rest. The goal (+1) and holes end the episode."""
+    """Walk over ice to the goal: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal. State:
+    your cell. A move goes as intended with probability `success_rate` (paper: 1/3). The two perpendicular
+    moves share the rest. The goal pays 1. The goal and the holes end the episode."""
     actions = ("Left", "Down", "Right", "Up")  # a circle: both neighbours of a move are perpendicular to it
 
     def __init__(self, size=4, frozen=0.8, success_rate=0.8):  # frozen: the chance of a cell to be ice
@@ -165,11 +165,11 @@ class FrozenLake(Env):
     def outcomes(self, state, action):
         intended = self.actions.index(action)
         slip = (1 - self.success_rate) / 2
+        last = self.size - 1
         outcomes = []
         for chance, rotation in ((self.success_rate, 0), (slip, -1), (slip, 1)):
             row, col = shift(state, self.actions[(intended + rotation) % 4])
-            last = self.size - 1
-            cell = min(max(row, 0), last), min(max(col, 0), last)  # one stays on the ice at its edge
+            cell = min(max(row, 0), last), min(max(col, 0), last)  # at the edge you stay where you are
             won = self.won(cell)
             outcomes.append((chance, cell, float(won), won or cell in self.level["holes"]))
         return outcomes
@@ -183,11 +183,11 @@ class FrozenLake(Env):
         return picture(self.size, grid, "_")
 
 
-# -------------------------------------------------------------------------------------------------- sokoban
+# ------------------------------------------------------------------------------------------ sokoban
 class Sokoban(Env):
     """Push every box onto a target: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
-    State: (player, boxes), the boxes sorted. Reward: -0.1 per action, +1 / -1 for a push that puts a box on / takes it
-    off a target, +10 when all are on. So one box, solved in n actions, returns 11 - 0.1 n."""
+    State: (player, boxes), the boxes sorted. Rewards: -0.1 for every action, +1 when a box is pushed onto a
+    target, -1 when it is pushed off, +10 when all are on. One box, solved in n actions, pays 11 - 0.1 n."""
     actions = tuple(MOVES)
 
     def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
@@ -201,13 +201,13 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, then walk *backwards*. Layer k: all states that need k actions to
-        be solved, and no fewer. In a corridor of four cells with the target at its right end:
+        """Carve a room, put the boxes on the targets, and play *backwards*. Layer k holds all states that
+        need k actions to be solved, not fewer. In a corridor of four cells with the target at its right end:
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        Draw k (one box: 1 to 8, two: 4 to 16), then a state of layer k. If a room has no layer k, another room *and* k
-        are drawn, so small k are more frequent: for one box the median is 3 to 4 actions, as in RAGEN's levels."""
+        First k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If there is none, room
+        *and* k are drawn again. So small k are more frequent: for one box the median is 3 to 4 actions."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -255,7 +255,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the outer walls; each time a random neighbour becomes floor, too. Numbers: gym-sokoban."""
+    """Each step of a random walk inside the walls adds its cell and a random neighbour (as gym-sokoban)."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)
@@ -272,7 +272,7 @@ def carve(rng, size):  # -> set of cells
 
 
 def undo(state, floor):  # yields every state from which one action leads to `state`
-    """now  _ P X    before that  P _ X (the player walked right)    or    P X _ (it pushed the box to the right)"""
+    """now  _ P X    before that  P _ X (the player walked right)    or    P X _ (it pushed the box right)"""
     player, boxes = state
     for action in MOVES:
         back, ahead = shift(player, action, -1), shift(player, action)
@@ -282,7 +282,7 @@ def undo(state, floor):  # yields every state from which one action leads to `st
                 yield back, tuple(sorted({player, *boxes} - {ahead}))
 
 
-# ---------------------------------------------------------------------------------------------- names of worlds
+# ---------------------------------------------------------------------------------- names of worlds
 ENVS = {  # those with _ in their names are for evaluation: does what was learnt carry over?
     "bandit": Bandit,
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
@@ -302,7 +302,7 @@ def make(name, success_rate=0.8):  # -> Env; success_rate: for worlds that have 
 
 
 def find_world(name):  # -> the class or partial that makes the world
-    """`name` is a key of ENVS or, for a world of your own, file.py:Class or the class. NOTE: the file is executed."""
+    """`name`: a key of ENVS, or your own world as file.py:Class or as the class. NOTE: this runs the file."""
     if isinstance(name, type):
         return name
     if name in ENVS:
@@ -324,14 +324,14 @@ def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
     return getattr(name, "__name__", str(name)).rpartition(":")[2]
 
 
-# --------------------------------------------------------------------- yardsticks: random and optimal play
-def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and of optimal play in 0, 1, ... actions
-    """Exact, by recursion, since all probabilities are known (what is computed is called a value function):
+# -------------------------------------------------------------- yardsticks: random and optimal play
+def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and optimal play in 0, 1, ... actions
+    """Exact, by recursion, because all probabilities are known:
         value(state, 0)    = 1 if won(state), else 0
-        value(state, left) = the mean over actions (random play), or their maximum (optimal play), of
-                             sum over outcomes of p times value(next state, 0 if over, else left - 1)
-    In the room at the top, in 10 actions: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper bound
-    for a model, because it sees the state before every action, a model only once per turn."""
+        value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
+                             the sum over outcomes of p times value(next state, 0 if over, else left - 1)
+    For the room at the top of this file: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper
+    bound for a model: it sees the state before every action, a model only once per turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache
@@ -375,7 +375,7 @@ def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"; 1, 1 -> "success"
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
 
-# ---------------------------------------------------------------------------------------------- what users are told
+# ------------------------------------------------------------------------------ what users are told
 class UserError(SystemExit):
     """A user's mistake: it ends the program, with this message. Not an Exception: `or_say` does not catch it."""
 
@@ -395,7 +395,7 @@ def or_say(advice):  # turns any exception of a library into our advice, followe
     try:
         yield
     except Exception as error:
-        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (with -X dev: all) are raised unchanged
+        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (-X dev: all) pass unchanged
             raise
         raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
 

@@ -1,4 +1,4 @@
-"""The log of a run, its end, and pictures of it, from config.json and log.jsonl in its folder.
+"""Writes and reads the log of a run, says whether the run collapsed, and draws pictures of it.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
@@ -19,7 +19,7 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # metrics, the columns of log.jsonl that are drawn; a panel's title, and below it what to look for
+LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what to look for
     "reward": "mean return (training)\nan invalid turn costs 0.1",
     "success": "success (training)",
     "valid": "share of valid turns\na lasting fall: a collapse",
@@ -40,7 +40,7 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3, "savefig.dpi": 90}]
 
 
-# ---------------------------------------------------------------------------- what a run logs, and how it is read
+# -------------------------------------------------------------- what a run logs, and how it is read
 def log_columns(trajs, R, learned):  # R (P,N); learned: (batch, steps) of each call of `learn` -> columns of a row
     turns, steps, kl = [], [], []
     for traj in trajs:
@@ -86,9 +86,9 @@ def append(folder, name, dicts):  # to a file of the run, a line each
 @dataclass
 class Run:
     config: dict  # config.json
-    rows: list  # the lines of log.jsonl as dicts, {"iteration": 3, "reward": 1.2, ...}; the first is before training
+    rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. The first is before training
 
-    def __post_init__(self):  # copies the rows; of {"eval": {"sokoban": 0.4}} it makes a column "eval sokoban"
+    def __post_init__(self):  # copies rows; {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
         yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}, from the rows
         rows = []
         for row in self.rows:
@@ -115,35 +115,35 @@ def load(folder):  # -> Run
         return Run(json.loads(config.read_text()), rows)
 
 
-# ------------------------------------------------------------------------------------------ when did a run collapse?
+# ------------------------------------------------------------------------- when did a run collapse?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
 def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of the collapse (or None)
-    """With WINDOW = 2 and COLLAPSED_FOR = 3, to be short:
+    """An example with WINDOW = 2 and COLLAPSED_FOR = 3:
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at iteration 3, where the window with the highest mean, 1.0, begins. The collapse is at 6, the first of
-    three iterations in a row whose own success (not the mean) is below half of 1.0."""
+    The peak is at 3, where the window with the highest mean, 1.0, begins. The collapse is at 6: there and in
+    the next two iterations success itself (not its mean) is below half of 1.0."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(n) / n, "valid")
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # ten; fewer at the log's end, if the run is dead
+        ahead = below_half[i:i + COLLAPSED_FOR]  # ten of them, or fewer at the end of the log
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
 
-def is_dead(rows):  # no update in its last ten iterations: taken for the end (too early, if rewards are rare)
+def is_dead(rows):  # no update in the last ten iterations. Where rewards are rare, this ends a run too early
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a short log is alive
 
 
-# --------------------------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------------------- pictures
 def curves(folders, out=None):  # -> path of the picture
     need(out or len(folders) == 1, "several runs in one picture: name it, such as --out both.png")
     out = out or Path(folders[0], "curves.png")
@@ -157,7 +157,7 @@ def curves(folders, out=None):  # -> path of the picture
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
 def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
-    """First success in every world where any run was evaluated, then those of `metrics` that any run has."""
+    """Panels: first success in every world with an evaluation, then those of `metrics` that any run has."""
     columns = {}  # a set that keeps its order
     for run in runs.values():
         for row in run.rows:
@@ -174,7 +174,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         finish_panel(ax, metric)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: smoothed)" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")  # of the last panel: all have the same
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
     fig.savefig(out)
     return out
 
@@ -187,7 +187,7 @@ def draw_run(ax, metric, run, label, color):
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)
     episodes = run.config["eval_prompts"]
-    intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # 95%; y may be empty
+    intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
     levels = run.config["yardsticks"].get(metric.removeprefix("eval "), [])
     for level, name in zip(levels, ("random", "optimal")):
@@ -202,10 +202,10 @@ def finish_panel(ax, metric):
         ax.set_ylim(0, 1.15)
     if metric in LOG_AXIS:
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
-        ax.axhline(0, lw=0)  # shows 0, too
+        ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 
 
-def moving_average(y):  # (n,) or (n, curves) -> the same: means of each value and `half` on either side
+def moving_average(y):  # (n,) or (n, curves) -> the same shape: means over `half` values on either side
     half = max(2, len(y) // 40)
     averages = []
     for i in range(len(y)):
@@ -214,7 +214,7 @@ def moving_average(y):  # (n,) or (n, curves) -> the same: means of each value a
 
 
 @matplotlib.style.context(STYLE)
-def collapse(folder):  # -> path of the picture: the signals of a run, one below the other, above the same iterations
+def collapse(folder):  # -> path of the picture: the signals of a run, one below the other
     run = load(folder)
     need(run.series("success")[0].size, f"{folder}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)

@@ -4,25 +4,26 @@
         trajs = rollout(...)              from each of P initial states the model plays N episodes
         R     = returns(trajs)            the sum of each episode's rewards                        eq. 2
         kept  = uncertainty_filter(R)     the groups whose returns differ most (by default all)    eq. 7
-        batch = compute_advantages(...)   how much better than expected was every token?           eq. 5 (GRPO)
+        batch = compute_advantages(...)   how much better than expected was every token?           eq. 5; GAE (PPO)
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on, exactly as if it had not stopped
-    python ragen_mini.py --model RUN --play 7             see it play level 7 (or --eval-only)
+    python ragen_mini.py --model RUN --play 7             see it play level 7
 
 Words
-    policy      the model as a player: pi. pi_old: pi at the last rollout. critic (PPO): forecasts the rewards to come
-    turn        one message from the world (its state as text) and one answer from the model: a thought, then actions
-    trajectory  an episode as tokens: message, answer, message, ...; R: its return, the sum of its rewards
-    group       the N trajectories that begin with one prompt, a level's first message. A rollout: P groups
-    iteration   one rollout and its updates. update: one gradient step, on E = 32 trajectories
-    advantage   A: how much better than expected things went after a token
-    ratio       of a token's probability now to that when it was sampled
+    policy      pi, the model that plays. pi_old is the policy as it was at the last rollout
+    critic      a second model (PPO only), which forecasts the rewards to come
+    turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
+    trajectory  an episode as tokens: message, answer, message, ... Its return R is the sum of its rewards
+    group       the N trajectories that begin with the same prompt, which is a level's first message
+    iteration   one rollout (P groups) and its updates. An update is one gradient step, on E = 32 trajectories
+    advantage   A, how much better than expected things went after a token
+    ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes as tokens, playing, advantages, losses, the loop; cache, files, settings. New to RL? Tutorial, part 3.
-Shapes: B trajectories, T tokens in the longest one, n tokens written by the model, k groups kept by the filter, b rows
-in a pass, q new tokens per row, V entries in the vocabulary, D the model's width.
+Order: episodes, playing, advantages, losses, the loop; cache, files, settings. New to RL? Tutorial, part 3.
+Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
+b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
 import argparse
 import copy
@@ -45,47 +46,48 @@ import torch
 import filelock  # comes with torch
 import transformers
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed_in_backward  # activations are freed, then recomputed
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 from tqdm import tqdm
 
 import envs
 import plots
 from envs import need, or_say, tell
 
-FORMAT_PENALTY = -0.1  # App. B.1: reward of a turn that is malformed or names an unknown action
-EVAL_TEMPERATURE = 0.5  # Sec. 3.2; training samples at 1
-MAX_GRAD_NORM = 1.0  # gradients with a larger norm are scaled down to this (released code)
-VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (released code)
-CUDA = torch.cuda.is_available()  # what depends on it has not been run yet: there was no GPU
-MICRO_TOKENS = 2048 if CUDA else 1024  # of a forward-backward pass: bounds the memory
-CHUNK_LOGITS = 2 ** 26  # logits that exist at once in an update: 256 MB, and a few copies
-EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes: a cache of 256 at 0.5B would take 7.5 GB
-STOP = []  # signals that came: see ask_to_stop
+FORMAT_PENALTY = -0.1  # reward of an invalid answer: malformed, or with an unknown action (App. B.1)
+EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 (Sec. 3.2)
+MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
+VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (see value_loss)
+CUDA = torch.cuda.is_available()  # NOTE: what depends on it has not been run on a GPU
+MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
+CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
+EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
+NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # unused by each
+STOP = []  # the signals that asked to stop (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator (do not nest): bf16, but fp32 weights
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: bf16, fp32 weights. Do not nest
 
 
-# ------------------------------------------------------------------------------------- an episode as tokens
+# ----------------------------------------------------------------------------- an episode as tokens
 class Trajectory:
-    """Four lists that grow together, one entry per token. NOTE: who wrote a token is recorded when it is appended.
-    Guessing it later from text or special tokens fails where the end of a turn and the padding are the same token.
+    """Four lists, one entry per token. NOTE: `append` records who wrote a token. Do not guess it later
+    from text or special tokens: the end of a turn and the padding may be the same token.
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0        -0.1           0            0"""
+        reward    0            0        0          0   0   0      0        10.9           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
-        self.group = group  # number of the prompt from which it started
+        self.group = group  # the number of its group in the rollout
         self.ids = []
-        self.mask = []  # did the model write it? Only those tokens are trained
-        self.old_logp = []  # log-probability with which the model sampled it
-        self.reward = []  # of a turn, on the last token of its answer
+        self.mask = []  # did the model write the token? Only such tokens are trained
+        self.old_logp = []  # the log-probability with which the model sampled it
+        self.reward = []  # a turn's reward stands on the last token of its answer
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
-        self.entropy = 0.0  # -sum p log p over the vocabulary, added up over the tokens that the model wrote
+        self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # its row in KVCache; at first a group shares one (see rollout)
-        self.cached = 0  # how many of `ids` that row holds
+        self.cache_row = group  # its row in KVCache. At first all of its group share one (see rollout)
+        self.cached = 0  # that row holds ids[:cached]
 
     @property
     def R(self):  # eq. 2
@@ -109,7 +111,7 @@ def begin(seed, episode, group, tok, cfg):  # -> Trajectory that waits for its f
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """The first message states the task (tiny's template drops it), later ones the last reward; then comes the state:
+    """The first message states the task, later ones the last turn's reward. Then comes the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -124,26 +126,26 @@ def message(env, cfg, actions_left, reward=None):  # -> text
     return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
 
 
-@functools.lru_cache  # the episodes of a group often read the same
-def encode(tok, first_tag, text, after_answer=False):  # -> ids, to be read only: all callers share the list
-    """`text` as a user's message in the chat template, then the answer's first tag. NOTE: earlier answers are not
-    rendered again: their text might become other ids than were sampled. A dummy, "(seam)", stands for them:
+@functools.lru_cache  # the episodes of a group often read the same message
+def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
+    """`text` in the chat template, then the answer's first tag. NOTE: earlier answers are not encoded anew:
+    their text might give other ids than were sampled. A dummy answer, "(seam)", stands for them:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; the first token ends an answer"""
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; token 0 ends an answer"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
     rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank after the answer
-    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some templates open a thought
+    rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank after an answer
+    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some begin a thought; first_tag does this
     return tok(rendered + first_tag, add_special_tokens=False).input_ids
 
 
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags: a thought inside a thought is no answer
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, so nothing can be nested
 SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
 
 
-def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, or None: invalid
+def parse_answer(text, actions, limit):  # -> list of at most `limit` actions; None if the text is invalid
     """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]"""
     found = SHAPE.fullmatch(text)
     if not found:
@@ -155,7 +157,7 @@ def parse_answer(text, actions, limit):  # -> list of at most `limit` actions, o
 
 
 def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_end|> first
-    """Run the actions of the answer that was just written, reward its last token, append the world's next message."""
+    """Run the actions of the answer just written, reward its last token, append the world's next message."""
     env = traj.env
     written = traj.ids[traj.answer_start:]
     without_end = [token for token in written if token not in ends]  # an answer that was cut off has no end
@@ -163,7 +165,7 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = {"state": env.render(), "answer": text, "valid": actions is not None, "tokens": len(written)}
     bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
-    reward = 0.0 if actions else FORMAT_PENALTY  # if invalid, no action is run (released code runs known ones)
+    reward = 0.0 if actions else FORMAT_PENALTY  # an invalid answer runs no action
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
             break
@@ -171,30 +173,30 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
         reward += gained
         traj.actions_left -= 1
         traj.success = info["success"]
-    traj.reward[-1] = turn["reward"] = reward + bonus  # the message tells it without the bonus
+    traj.reward[-1] = turn["reward"] = reward + bonus  # the next message shows the reward without the bonus
     traj.turns.append(turn)
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
         following = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
-        if traj.ids[-1] == ends[0]:  # the model wrote this token itself (trained, with the reward): not twice
+        if traj.ids[-1] == ends[0]:  # the model wrote the end itself: do not repeat it
             following = following[1:]
         traj.append(following, sampled=False)
 
 
-# -------------------------------------------------------------------------------------------------- playing
+# ------------------------------------------------------------------------------------------ playing
 @autocast
 @torch.no_grad()
 def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
-    """All episodes are played side by side: each pass of the model gives every unfinished answer one more token. Who
-    has finished waits, its last token unread. When all have, the worlds act, and their messages begin new answers."""
+    """All episodes are played side by side. Each pass of the model adds one token to every unfinished answer.
+    A finished one waits, its last token unread. When all are, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # of turn, of text
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # keys and values of ids[:cached], a row each. select(trajs): gives trajs[i] row i
-    logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # a group's first message is read once
-    cache.select(trajs)  # and copied
-    live = writing = trajs  # live: still playing; writing: those of them whose answer is not complete
+    cache = KVCache()  # what the model has read so far
+    logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
+    cache.select(trajs)  # now each has a row of its own, a copy of its group's
+    live = writing = trajs  # live: the episode goes on; writing: and its answer is unfinished
     while live:
         sample(writing, logp, generator)  # logp (b,V): a row for each of `writing`
         writing = [traj for traj in writing if traj.ids[-1] not in ends
@@ -223,12 +225,12 @@ def entropy_of(logp):  # (n,V) -> (n,)
     return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # some models give -inf, and 0 * -inf would be nan
 
 
-# --------------------------------------------------------------- which episodes, and how good was each token
+# ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """From P*N trajectories: filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own."""
+    """Filter, advantages, updates. `replaced` may be a gae (PPO) or of_group (GRPO) of your own."""
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
     R = returns(trajs, cfg)  # (P,N)
-    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups (by default all), sorted as `trajs` are
+    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]
@@ -241,22 +243,21 @@ def returns(trajs, cfg):  # -> (P,N), in the order of their groups
 
 
 def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
-    """eq. 7: U(s0) = Std_i R(tau_i). Keeps the prompts with the largest U: the share `keep`, at least one.
-    NOTE: U cannot tell whether returns differ because the policy is unsure or because pay-outs are luck."""
+    """eq. 7: U(s0) = Std_i R(tau_i). Keeps the share `keep` of the prompts, at least one: those of largest U.
+    NOTE: a large U need not mean an unsure policy. Pay-outs that are luck make returns differ, too."""
     U = R.std(1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
     return U.argsort(descending=True, stable=True)[:k]
 
 
-def nothing_to_compare(R, cfg):  # (k,N)
-    """Are all returns equal (GRPO: in each group)? Then `learn` makes no update. Not in the paper."""
+def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
     return spread < 1e-4
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
-    """Lists become tensors, padded on the right. From here on column t is about *predicting* token t + 1: the model has
-    read inputs[:t+1], and the next token is targets[t]. Below, m stands for tokens of messages, a for those of answers:
+    """Lists become tensors, padded on the right. From here on, column t is about *predicting* token t + 1:
+    the model has read inputs[:t+1], and targets[t] comes next. Example (m: message token, a: answer token):
         ids         m1  m2  a1  a2  m3  a3              column      0   1   2   3   4
         mask        0   0   1   1   0   1               inputs      m1  m2  a1  a2  m3
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
@@ -271,61 +272,61 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v: the critic's forecast of the rewards to come, before the token is
-    written; next: the next column *whose token the model wrote*. At gamma = lambda = 1, A_t = rewards to come - v_t.
+    """Generalised advantage estimation (PPO). v: the critic's forecast, before a token, of rewards to come.
+    next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
-    NOTE: the world's tokens are no steps: at m3 next_value and next_advantage stay, and nothing is discounted."""
+    NOTE: the world's tokens are no steps. At m3 nothing is discounted: next_value and next_advantage stay."""
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the end, even if a limit ended the episode
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the end, even if a limit ended it
     for t in reversed(range(value.shape[1])):
         wrote = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # ignored where the model did not write
         next_advantage = torch.where(wrote, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(wrote, value[:, t], next_value)
         advantage[:, t] = next_advantage * wrote
-    return advantage, (advantage + value) * mask  # the critic's target: its forecast + how much better it went
+    return advantage, (advantage + value) * mask  # the critic's target: forecast + how much better it went
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group.
-    NOTE: the std hides how much returns differ. In a bandit, the only risky pull of 16 episodes gets 3.75 if it pays 1
-    (1 in 4), and -3.75 if it pays 0 beside 15 sure 0.15: -1.9 on average, though the risky arm is better."""
+    NOTE: the std hides how much returns differ. Say 1 of 16 bandit pulls is risky, and the others pay 0.15.
+    The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
-    std = R.std(1, keepdim=True)  # sample std, as in the released code
+    std = R.std(1, keepdim=True)  # the sample std
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
-def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> collate's batch, and adv
-    """Advantage of a token: the rewards from it on (GRPO: the return), minus what was expected there."""
+def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
+    """Adds "adv" to collate's batch: rewards from a token on (GRPO: the return), minus what was expected."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1), in parts
-        batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # on average KL(pi_old || pi_ref); one may be negative
-        penalty = -cfg.kl_coef * batch["kl"]  # App. B.2: a reward, kl_coef * log(pi_ref / pi_old)
-    if cfg.algo == "ppo":  # token by token: what came after it, minus what the critic forecast there
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
+        batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # its mean estimates KL(pi_old || pi_ref)
+        penalty = -cfg.kl_coef * batch["kl"]  # App. B.2: kl_coef * log(pi_ref / pi_old) is a reward
+    if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
-    else:  # the episode's A for all its tokens, plus the KL penalties from each token on (not divided by the std)
-        to_come = penalty.flip(1).cumsum(1).flip(1)  # cumsum runs left to right; we need the sum to the right
+    else:  # expected: the group's mean. KL penalties are added later, so they are not divided by the std
+        to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
     return batch
 
 
-# ------------------------------------------------------------------------------------------- losses, updates
-def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did min take the clipped one? (n,)
-    """Minus eq. 4 (PPO), 6 (GRPO): both min(ratio A, clip(ratio) A), minus the entropy bonus. Ratios begin at 1, where
-    the gradient of ratio A is A grad log pi. Later ratios reweight samples of pi_old to fit pi's gradient. Once a
-    token has moved far enough the way A pushes, min takes clip(ratio) A, a constant: no gradient from A.
+# ---------------------------------------------------------------------------------- losses, updates
+def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. Ratios begin at
+    1, where ratio A has the gradient A grad log pi. Later they make up for pi_old having sampled the tokens.
+    Once a token has moved far enough the way A pushes, min takes clip(ratio) A, a constant without gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -334,13 +335,13 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), did
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
-    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy  # the loss's value means nothing
+    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy  # only its gradient matters
     return loss, clipped < unclipped
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Squared error of the critic's forecast, clipped like policy_loss. Say old 0, ret 2: a value of 0.8 has moved far
-    enough (its clipped one, 0.5, has the larger error, and no gradient); -0.8, the wrong way, is pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss. Say old_value is 0, ret is 2. A value
+    of 0.8 has moved far enough: clipped (0.5) has the larger error, and no gradient. -0.8 is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -357,10 +358,10 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: on every step anew, because autocast caches bf16 copies of the weights, which a step makes stale
+@autocast  # NOTE: here, not around all steps: it caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """In parts that fit into memory, each divided by the number of the *update's* tokens: they add up to one mean.
-    NOTE: all tokens weigh the same, as in the policy gradient; eq. 4 and 6 first take each trajectory's mean."""
+    """Works in parts that fit into memory. Sums are divided by the number of the *update's* tokens, so they
+    add up to its mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
     loss_of = models.loss or policy_loss
     total = int(batch["mask"][rows].sum())
@@ -370,10 +371,10 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
         share = loss.sum() / total
-        share.backward()  # at once, so that only one network's activations are in memory
+        share.backward()  # here, so that only one network's activations are in memory
         stats["policy_loss"] += share.item()
         if "ret" in part:  # PPO
-            value = token_values(models.critic, part)  # current forecast; part["value"] is from before the first update
+            value = token_values(models.critic, part)  # part["value"] is older: from before the updates
             share = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
             share.backward()
             stats["value_loss"] += share.item()
@@ -394,9 +395,9 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
     return norms[0]
 
 
-def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them and to their length
-    """Rows of similar length go together, as many as MICRO_TOKENS allows: little padding, bounded memory."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # to the last 1: mask 0 1 1 0 1 0, cumsum 0 1 2 2 3 3
+def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
+    """Puts rows of similar length together, as many as MICRO_TOKENS allows. So little padding is needed."""
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # mask 0 1 1 0 1 0, cumsum 0 1 2 2 3 3 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
         if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: one more than columns
@@ -407,8 +408,8 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
-    """Logits, the largest tensor of all, are made only where a token is trained, a chunk at a time; else it would be
-    log_softmax(policy(inputs).logits / temperature). No attention mask: pads are on the right, where nobody looks."""
+    """Like log_softmax(policy(inputs).logits / temperature). But logits, the largest tensor of all, are made
+    only for trained tokens, chunk by chunk. No attention mask: pads are on the right, where nobody looks."""
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
@@ -425,7 +426,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
 
 
 def token_values(critic, part):  # -> value (n,): the critic's forecast before each token that the model wrote
-    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which broadcasts to (n,n) without any error."""
+    """NOTE: without squeeze, `value - ret` would be (n,1) - (n,), which silently broadcasts to (n,n)."""
     return critic(input_ids=part["inputs"], use_cache=False).logits[part["mask"]].float().squeeze(-1)
 
 
@@ -440,10 +441,10 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
     return grid
 
 
-# ---------------------------------------------------------------------------------------- the loop, evaluation
-def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> rows of the log, trained models
-    """A `learn` or `rollout` of your own returns what ours does; `rollout` also plays evaluations (of EVAL_SEEDS).
-    watch(row, trajs, learned, models, cfg) sees a row before it is logged: may add columns, or return True to stop."""
+# ----------------------------------------------------------------------------- the loop, evaluation
+def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
+    """A `learn` or `rollout` of your own returns what ours returns. `rollout` also plays the evaluations.
+    watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
@@ -479,7 +480,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     return rows, models
 
 
-def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the log, trajectories, what `learn` returned
+def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajectories, results of `learn`
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
@@ -490,29 +491,11 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> row i of the lo
     played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
-    for number in range(cfg.online_k):  # one; with --online-k, slices of P prompts (Fig. 10)
+    for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # each its own shuffle
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # its own shuffle
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
-
-
-def check_ratios(trajs, models, cfg):
-    """A fresh pass over the longest episode must give the same log-probs as the rollout, so that ratios begin at 1
-    (bf16: roughly). Fails with dropout, a sliding window (KVCache keeps all tokens), logits changed after the head."""
-    batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
-    with or_say(f"--model {cfg.model} cannot be used here"):
-        logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # a low one magnifies it
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
-    need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in log-probs")
-
-
-def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
-    if STOP:
-        raise KeyboardInterrupt
-    STOP.append(number)
-    print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
 
 
 def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few whole episodes
@@ -534,27 +517,45 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
 
 
-# ------------------------------------------------------------------------------- the cache, which makes playing fast
+def check_ratios(trajs, models, cfg):
+    """Ratios must begin at 1: a new pass over the longest episode must give the rollout's log-probs. This
+    fails with dropout, a sliding window (KVCache keeps all tokens), or logits changed after the head."""
+    batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
+    with or_say(f"--model {cfg.model} cannot be used here"):
+        logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # a low one would magnify it
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
+    need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in log-probs")
+
+
+def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
+    if STOP:
+        raise KeyboardInterrupt
+    STOP.append(number)
+    print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
+
+
+# -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Reads ids[cached:]; `sample` then moves traj.cached (not here: at first one traj reads for its group). Without
-    the cache each row would be log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature).
-    Messages differ in length: shorter ones are padded (-). If a row of the cache holds 7 tokens, another one 5:
+    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
+    ids[cached:] are read, because the cache holds the rest. `sample` moves traj.cached afterwards.
+    Shorter messages are padded (-). Say one row of the cache holds 7 tokens, another one 5:
         input    columns, from 0
         a b c    7 8 9    new tokens go behind those that the row holds
-        - - x    6 7 5    in the input pads come first: the last place is then a real token in every row;
-                          in the cache they come last: x (column 5) cannot see 6 and 7, new tokens replace them"""
+        - - x    6 7 5    in the input, pads come first: so the last token is a real one in every row;
+                          in the cache they come last: x (column 5) cannot see them, new ones replace them"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []  # for each trajectory q ids, and their columns in its row of the cache
+    inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
         start, end = traj.cached, len(traj.ids)
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
         columns.append([*range(end, end + pads), *range(start, end)])
     inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)
-    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)
-    cache.used = max(map(max, columns)) + 1
-    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # later ones: (b,1,q,used)
+    cache.columns = torch.tensor(columns, device=cfg.device)  # (b,q)
+    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)  # (b,)
+    cache.used = max(map(max, columns)) + 1  # columns that this pass looks at
+    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
     with or_say(f"--model {cfg.model} cannot be used here"):
         output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
                         logits_to_keep=1, attention_mask=-1e30 * future)  # a mask that is added to the scores
@@ -564,30 +565,30 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of all tokens read so far, a row for each live episode. The model takes it for past_key_values:
-    each layer calls `update`, and nothing else, since `read` gives positions and mask. Other episodes' rows stay."""
+    """Keys and values of all tokens read so far, a row for each live episode. The model gets it as
+    past_key_values. Each layer calls `update` and nothing else, because `read` gives positions and mask."""
     def __init__(self):
-        self.layers = {}  # layer -> (rows, 2, heads, columns, width). `read` sets rows (b,), columns (b,q), used
+        self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width). `read` sets the rest
 
-    def update(self, keys, values, layer, *_):  # of the new tokens (b, heads, q, width) -> of all tokens in these rows
+    def update(self, keys, values, layer, *_):  # of new tokens (b, heads, q, width) -> of all in these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
         stored = self.layers.get(layer, new[..., :0, :])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
-        if missing > 0:  # grow in steps: a copy of everything for every token would be slow
+        if missing > 0:  # 64 more than needed: a copy for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # stored[(b,1), :, :, (b,q)] is (b, q, 2, heads, width): torch puts such indices first; permute `new` likewise
+        # torch puts such indices first: the left side is (b, q, 2, heads, width), so `new` is permuted to it
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
 
-    def select(self, trajs):  # from now on one row for each of these; a row may be copied
+    def select(self, trajs):  # trajs[i] gets row i, a copy of the row that it used before
         for layer, stored in self.layers.items():
             self.layers[layer] = stored[[traj.cache_row for traj in trajs]]
         for row, traj in enumerate(trajs):
             traj.cache_row = row
 
 
-# ----------------------------------------------------------- models and files (nothing about learning follows)
+# ------------------------------------------------ models and files (nothing about learning follows)
 @dataclass
 class Models:
     policy: nn.Module
@@ -602,7 +603,7 @@ def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. from_pretrained leaves dropout off, in eval mode."""
     transformers.logging.disable_progress_bar()
     if cfg.small:
-        torch.set_num_threads(1)  # more threads gain nothing, and wait for each other on a busy machine
+        torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
@@ -624,7 +625,7 @@ def load_models(cfg):
 
 
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
-    """Makes a new folder, so that no run is overwritten; with --resume, takes that run's folder and its saved log."""
+    """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
     need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished ({len(rows) - 1}): give it more --iterations")
@@ -645,14 +646,14 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, and trainer.pt: states of policy, critic, ref, optimizer; log, origin. New
-    files are written beside the old ones, then replace them: whenever the process dies, every file is whole."""
+    """RUN/checkpoint: a Hugging Face folder, and trainer.pt (states of networks and optimizer, log, origin).
+    New files are written beside the old ones, then replace them. If the process dies, every file is whole."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(cfg.out, "log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
-        models.tok.save_pretrained(new, save_jinja_files=False)  # the chat template goes into tokenizer_config.json
+        models.tok.save_pretrained(new, save_jinja_files=False)  # tokenizer_config.json has the template
         torch.save(state, new / "trainer.pt")
         for file in sorted(new.iterdir()):
             file.replace(Path(cfg.out, "checkpoint", file.name))
@@ -664,29 +665,28 @@ def restore(models, cfg):  # -> the log when it was saved
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin,
              f"{cfg.resume} is {state['origin']}, and only goes on as that, not as {cfg.origin}. New: --model RUN")
-        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --resume may lower its lr
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # lr: as set now
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
                 part.load_state_dict(state[name])
         return state["log"]
 
 
-# --------------------------------------------------------------------------------- settings and the command line
+# -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; by default 128/4 = E: one update, ratios 1
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; keeps 32 of 128: one update
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
-NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what each does not use
 
 
 @dataclass
-class Config:  # None: set in __post_init__, by model and --starpo-s (play: stays None)
+class Config:  # __post_init__ replaces None (except in play) by a value that suits model and --starpo-s
     env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
-    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3; later code: 0.8)
+    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
-    seed: int = 0  # of everything random in training; an evaluation, and --play, always samples alike
+    seed: int = 0  # of everything random in training. Evaluations and --play always sample alike
     prompts: int = 8  # P: initial states per iteration
     rollouts: int = 16  # N: episodes from each initial state
     max_turns: int = 5  # turns of an episode
@@ -696,15 +696,15 @@ class Config:  # None: set in __post_init__, by model and --starpo-s (play: stay
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: float = 1.0  # of the rollout; evaluation is at 0.5
     starpo_s: bool = False  # StarPO-S: changes the next three settings
-    keep: float = None  # share of prompts to train on, widest spread of returns first (1; with --starpo-s 0.25)
-    kl_coef: float = None  # KL penalty: price, in reward, of drifting from the first model (0.001; with --starpo-s 0)
-    clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; with --starpo-s 0.28)
+    keep: float = None  # share of prompts to train on, widest spread of returns first (1; --starpo-s: 0.25)
+    kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
+    clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
     clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: float = 1.0  # ppo: discount, per token that the model wrote
-    lam: float = 1.0  # ppo: lambda of GAE. 1: by the rewards that came (noisy), 0: by the next forecast (biased)
-    adv_norm: str = "std"  # grpo: subtract the group's mean and divide by its std (std, eq. 5), or only subtract (mean)
+    lam: float = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
+    adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
     update_size: int = 32  # E: trajectories per update
     epochs: int = 1  # passes over the trajectories of an iteration
     online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
@@ -716,7 +716,7 @@ class Config:  # None: set in __post_init__, by model and --starpo-s (play: stay
     play: int = None  # show one episode of --model in this level, and stop
     save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run to continue, with its settings (in Python: parse_config(["--resume", RUN]))
+    resume: str = ""  # folder of a run to continue with its settings; Python: parse_config(["--resume", RUN])
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
 
     def __post_init__(self):
@@ -727,16 +727,16 @@ class Config:  # None: set in __post_init__, by model and --starpo-s (play: stay
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: dataclasses.replace and --resume keep what was filled in before
+            if getattr(self, name) is None:  # NOTE: `replace` and --resume keep earlier values
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # who may --resume
         self.trains = self.play is None and not self.eval_only
-        self.first_tag = "<answer>" if self.no_think else "<think>"  # given as the start of an answer, so not trained
+        self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
         for setting in fields(self):
             if setting.type is not str:
                 value = getattr(self, setting.name)
-                least = 1 if setting.type is int and setting.default else 0  # if the default is 0 or None, 0 is allowed
+                least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None allows 0
                 need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
                      f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
@@ -747,7 +747,7 @@ class Config:  # None: set in __post_init__, by model and --starpo-s (play: stay
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
-def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, else as in the run that argv names
+def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
     about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
@@ -772,7 +772,7 @@ def parse_config(argv=None, config=Config):  # -> config(...): what argv gives, 
     return cfg
 
 
-def main(train=train, config=Config):  # of your own script: another train(cfg), a subclass of Config with more options
+def main(train=train, config=Config):  # a script may pass its own train(cfg), or a subclass of Config
     cfg = parse_config(config=config)
     try:
         if cfg.trains:
@@ -784,7 +784,7 @@ def main(train=train, config=Config):  # of your own script: another train(cfg),
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         sys.exit(130)  # as shells expect after Ctrl-C
-    except (OSError, UnicodeEncodeError, torch.OutOfMemoryError) as error:  # a full disk, say; bugs keep a traceback
+    except (OSError, UnicodeEncodeError, torch.OutOfMemoryError) as error:  # such as a full disk
         sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on from its last checkpoint")
 
 
