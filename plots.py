@@ -27,17 +27,17 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "entropy": "entropy per token\nfalls as the model decides",
     "grad_norm": "gradient norm\nbefore it is clipped to 1",
     "grad_norm_max": "largest gradient norm\na collapse may follow a spike",
-    "kl": "log pi_old - log pi_ref\ndistance from the first model",
+    "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "distinct": "different thoughts / thoughts\nnear 0: an echo",
 }
 DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
 SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")  # in `collapse`
-LOG_AXIS = ("reward_std", "grad_norm", "grad_norm_max")
+LOG_AXIS = ("grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
-    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 3, "savefig.dpi": 90}]
+    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90}]
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
@@ -196,7 +196,7 @@ def draw_run(ax, metric, run, label, color):
 
 
 def finish_panel(ax, metric):
-    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}"))
+    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}\nevaluation, 95% interval"))
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
         ax.set_ylim(0, 1.15)
