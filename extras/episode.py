@@ -75,7 +75,8 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
     if world not in envs.ENVS:
         return ""
     if world.startswith("bandit"):
-        return "Pay-outs are luck: counted is what the chosen arm pays on average."
+        bandit = envs.make(world)
+        return f"{bandit.sure} always pays 0.15, {bandit.risky} 1 or 0, on average 0.25: these means are compared, not luck."
     if world == "frozenlake":
         return "P player, O hole, G goal, X player in a hole, √ player at the goal"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model

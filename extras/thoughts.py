@@ -138,7 +138,6 @@ def train(cfg, pay):
     result = rm.train(cfg, watch=watch)
     if Claims.pay and not any("claims" in row for row in result[0]):
         print("note: no thought claimed anything, so nothing was paid")
-    print("(to go on: this program again, with --resume)")
     return result
 
 
