@@ -228,7 +228,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced` may be a gae (PPO) or of_group (GRPO) of your own."""
-    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{cfg.algo} does not use {list(replaced)}: set algo")
+    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"--algo {cfg.algo} does not use {list(replaced)}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -475,8 +475,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal.signal(signal.SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"curves: {plots.curves([cfg.out])}; an episode: --model {cfg.out} --play 0; "
-          f"go on, unless it ended: --resume {cfg.out}{'' if STOP else f' --iterations {2 * cfg.iterations}'}")
+    print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
+          f"go on:   with the same program, --resume {cfg.out} --iterations {2 * cfg.iterations}")
     return rows, models
 
 
@@ -641,7 +641,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: training, new levels, at temperature {cfg.temperature:g}")
+    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: success in training, at temperature {cfg.temperature:g}")
     return cfg, rows, lock
 
 
@@ -664,7 +664,7 @@ def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (another --kl-coef?): put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin,
-             f"{cfg.resume} is {state['origin']}, and only goes on as that, not as {cfg.origin}. New: --model RUN")
+             f"{cfg.resume} is {state['origin']}: it only goes on as that, not as {cfg.origin}. Anew: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # lr: as set now
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
@@ -682,7 +682,7 @@ FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens"
 
 @dataclass
 class Config:  # __post_init__ replaces None (except in play) by a value that suits model and --starpo-s
-    env: str = "frozenlake"  # world to train in: a name that python envs.py lists, or my_world.py:Class
+    env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
@@ -779,7 +779,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(always sampled alike, at 0.5: --seed, --temperature, --out change nothing)")
+            print(f"{samples[0]['text']}\n(always alike, at temperature 0.5: --seed, --temperature, --out do nothing)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
