@@ -13,10 +13,9 @@ which lists what can happen and how probable that is. `step` draws one of these 
         # _ X O # #        env.level is what stays fixed: floor and targets
         # # # # # #
     env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
-    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: always False (the caller counts)
+    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: False (the caller limits)
 
-`seed` fixes the level: the episodes of a group start alike. `episode` is the number in the group. With `seed`
-it fixes the dice, which decide slips and pay-outs. No global random state is touched.
+`seed` fixes the level. `seed` and `episode` (its number in the group) fix the dice: slips and pay-outs.
 
     python envs.py      the success of random and of optimal play in every world, by number of actions
 """
@@ -50,22 +49,22 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 # ---------------------------------------------------------------------------- what the worlds share
 class Env:
     """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
-        draw(rng, *draw_args)       -> (level, initial state), or None: then it is called with another rng.
-                                       A staticmethod that reads nothing but these: its results are cached
+        draw(rng, *draw_args)       -> (level, initial state), or None if it failed: find_level tries again.
+                                       A staticmethod: find_level caches, so it may read nothing else
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
-    split = True      # holds out a quarter of the levels for evaluation; False: there are only a few
+    split = True      # hold out a quarter of the levels for evaluation; False: in a world of few levels
     over = True       # so that `step` fails before `reset`
 
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 keeps them apart from find_level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # 1: other numbers than find_level's
         self.over = False
         return self.render(), {"success": False}
 
@@ -79,15 +78,15 @@ class Env:
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
     def bonus(self, turn):  # turn: a dict, see take_turn. Called before the answer's actions are run
-        """A world of your own may reward what an answer *says*. The model is not told this reward."""
+        """Extra reward for what an answer *says*. It is trained on, but the next message does not show it."""
         return 0.0
 
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level that a seed draws. It is cached: do not change it. Two seeds may draw the same level, so
-    seeds alone do not keep evaluation levels out of training. Instead a hash of level and initial state holds
-    out a quarter of all levels. EVAL_SEEDS draw until a level is held out, other seeds until one is not."""
+    """The level of a seed (cached: do not change it). Two seeds may draw the same level, so seeds cannot keep
+    evaluation levels out of training. A hash of level and initial state does: it marks a quarter of them.
+    Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
@@ -179,7 +178,7 @@ class FrozenLake(Env):
 
     def render(self):
         grid = dict.fromkeys(self.level["holes"], "O") | {self.level["goal"]: "G"}
-        grid[self.state] = {"O": "X", "G": "√", None: "P"}[grid.get(self.state)]
+        grid[self.state] = {"O": "X", "G": "√", None: "P"}[grid.get(self.state)]  # by what lies under you
         return picture(self.size, grid, "_")
 
 
@@ -206,8 +205,8 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        First k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If there is none, room
-        *and* k are drawn again. So small k are more frequent: for one box the median is 3 to 4 actions."""
+        First k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. Without one, room *and* k
+        are drawn anew. Many rooms lack high layers, so small k are more frequent (one box: the median is 3 or 4)."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -255,7 +254,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """Each step of a random walk inside the walls adds its cell and a random neighbour (as gym-sokoban)."""
+    """A random walk inside the walls. Each step adds its cell and a neighbour (1.7, 0.35: gym-sokoban's)."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)
@@ -283,7 +282,7 @@ def undo(state, floor):  # yields every state from which one action leads to `st
 
 
 # ---------------------------------------------------------------------------------- names of worlds
-ENVS = {  # those with _ in their names are for evaluation: does what was learnt carry over?
+ENVS = {  # with _: does what was learnt carry over? --model RUN --env bandit_test --eval-only
     "bandit": Bandit,
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
@@ -331,7 +330,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the sum over outcomes of p times value(next state, 0 if over, else left - 1)
     For the room at the top of this file: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper
-    bound for a model: it sees the state before every action, a model only once per turn."""
+    bound: it sees the state before each action, a model only once per turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache

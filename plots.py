@@ -41,7 +41,7 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R (P,N); learned: (batch, steps) of each call of `learn` -> columns of a row
+def log_columns(trajs, R, learned):  # R (P,N); learned: what each call of `learn` returned -> columns
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
@@ -89,7 +89,7 @@ class Run:
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. The first is before training
 
     def __post_init__(self):  # copies rows; {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
-        yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}, from the rows
+        yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}: from the rows
         rows = []
         for row in self.rows:
             columns = dict(row)
@@ -139,7 +139,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     return iterations[peak], None
 
 
-def is_dead(rows):  # no update in the last ten iterations. Where rewards are rare, this ends a run too early
+def is_dead(rows):  # no update in ten iterations: `train` stops (too early, where rewards are rare)
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a short log is alive
 
 

@@ -31,22 +31,22 @@ import functools
 import inspect
 import json
 import re
-import signal
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
 from time import perf_counter
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training begins, Ctrl-C ends the program at once
+    signal(SIGINT, SIG_DFL)  # until training begins, Ctrl-C ends the program at once
 
 import numpy as np
 import torch
 import filelock  # comes with torch
 import transformers
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed_in_backward
+from torch.utils.checkpoint import checkpoint  # frees activations, and computes them again in backward
 from tqdm import tqdm
 
 import envs
@@ -64,7 +64,7 @@ EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B
 NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # unused by each
 STOP = []  # the signals that asked to stop (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # decorator: bf16, fp32 weights. Do not nest
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights. Do not nest it
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -80,20 +80,20 @@ class Trajectory:
         self.group = group  # the number of its group in the rollout
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
-        self.old_logp = []  # the log-probability with which the model sampled it
+        self.old_logp = []  # the log-probability with which pi_old sampled it
         self.reward = []  # a turn's reward stands on the last token of its answer
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # its row in KVCache. At first all of its group share one (see rollout)
+        self.cache_row = group  # its row in KVCache: its group's, until rollout gives it one of its own
         self.cached = 0  # that row holds ids[:cached]
 
     @property
     def R(self):  # eq. 2
         return sum(self.reward)
 
-    def append(self, ids, sampled, logp=0.0):
+    def append(self, ids, sampled, logp=0.0):  # ids: a list
         self.ids += ids
         self.mask += [sampled] * len(ids)
         self.old_logp += [logp] * len(ids)
@@ -128,16 +128,16 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 
 @functools.lru_cache  # the episodes of a group often read the same message
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
-    """`text` in the chat template, then the answer's first tag. NOTE: earlier answers are not encoded anew:
-    their text might give other ids than were sampled. A dummy answer, "(seam)", stands for them:
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; token 0 ends an answer"""
+    """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
+    encoded anew: their text might give other ids than were sampled. A dummy answer, "(seam)", marks where to cut:
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- dropped
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; ids[0] ends an answer"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
     rendered = tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     rendered = rendered.split("(seam)")[-1].lstrip(" ")  # some templates put a blank after an answer
-    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some begin a thought; first_tag does this
+    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)  # some templates open <think>, too
     return tok(rendered + first_tag, add_special_tokens=False).input_ids
 
 
@@ -196,7 +196,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     cache = KVCache()  # what the model has read so far
     logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
     cache.select(trajs)  # now each has a row of its own, a copy of its group's
-    live = writing = trajs  # live: the episode goes on; writing: and its answer is unfinished
+    live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
     while live:
         sample(writing, logp, generator)  # logp (b,V): a row for each of `writing`
         writing = [traj for traj in writing if traj.ids[-1] not in ends
@@ -206,7 +206,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
                 take_turn(traj, models.tok, cfg, ends)
             live = writing = [traj for traj in live if not traj.done]
             cache.select(live)  # drops the rows of finished episodes
-        if live:
+        if live:  # the next token of unfinished answers, or new messages to all
             logp = read(models.policy, cache, writing, cfg)
     return trajs
 
@@ -233,7 +233,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # traj.group counts over slices
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -281,7 +281,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
     NOTE: the world's tokens are no steps. At m3 nothing is discounted: next_value and next_advantage stay."""
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the end, even if a limit ended it
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # no forecast beyond the end, even at a limit
     for t in reversed(range(value.shape[1])):
         wrote = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # ignored where the model did not write
@@ -310,12 +310,12 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
         batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # its mean estimates KL(pi_old || pi_ref)
-        penalty = -cfg.kl_coef * batch["kl"]  # App. B.2: kl_coef * log(pi_ref / pi_old) is a reward
+        penalty = -cfg.kl_coef * batch["kl"]  # in the rewards, not in the loss (App. B.2)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
-    else:  # expected: the group's mean. KL penalties are added later, so they are not divided by the std
+    else:  # expected: the group's mean. KL penalties come on top, neither centred nor divided by the std
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -324,8 +324,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. Ratios begin at
-    1, where ratio A has the gradient A grad log pi. Later they make up for pi_old having sampled the tokens.
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. Ratios begin at 1:
+    there ratio A has the gradient A grad log pi. Later they reweight (importance sampling): pi_old sampled.
     Once a token has moved far enough the way A pushes, min takes clip(ratio) A, a constant without gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
@@ -335,13 +335,13 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
-    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy  # only its gradient matters
+    loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy
     return loss, clipped < unclipped
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss. Say old_value is 0, ret is 2. A value
-    of 0.8 has moved far enough: clipped (0.5) has the larger error, and no gradient. -0.8 is pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the worse of two errors counts. Say
+    old_value 0, ret 2. For 0.8 that is clipped's (0.5): no gradient. For -0.8 its own: it is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -417,10 +417,9 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     def of_chunk(hidden, targets):
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
-
     size = CHUNK_LOGITS // len(head.weight)
     chunks = zip(hidden.split(size), part["targets"][mask].split(size))
-    results = [recomputed_in_backward(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+    results = [checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
     logps, entropies = zip(*results)
     return torch.cat(logps), torch.cat(entropies)
 
@@ -445,13 +444,14 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours returns. `rollout` also plays the evaluations.
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
+    cfg = replace(cfg)  # makes anew what follows from settings that were changed by hand
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
     bar = tqdm(total=cfg.iterations,
-               initial=max(0, len(rows) - 1), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
+               initial=len(rows[1:]), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
     STOP.clear()
-    old_handler = signal.signal(signal.SIGINT, ask_to_stop)
+    old_handler = signal(SIGINT, ask_to_stop)
     try:
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
@@ -462,7 +462,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
             stop = last or bool(STOP)  # a Ctrl-C during `watch` acts one iteration later
-            stop = watch(row, trajs, learned, models, cfg) or stop
+            stop = watch(row, trajs, learned, models, cfg) is True or stop
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -472,7 +472,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if stop:
                 break
     finally:
-        signal.signal(signal.SIGINT, old_handler)
+        signal(SIGINT, old_handler)
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
@@ -523,7 +523,7 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # a low one would magnify it
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # a low one magnifies
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in log-probs")
 
@@ -539,11 +539,11 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. `sample` moves traj.cached afterwards.
-    Shorter messages are padded (-). Say one row of the cache holds 7 tokens, another one 5:
-        input    columns, from 0
+    Pads (-) make all rows q long. Say one row of the cache holds 7 tokens and gets 3, another 5 and gets 1:
+        input    columns of the cache
         a b c    7 8 9    new tokens go behind those that the row holds
-        - - x    6 7 5    in the input, pads come first: so the last token is a real one in every row;
-                          in the cache they come last: x (column 5) cannot see them, new ones replace them"""
+        - - x    6 7 5    in the input, pads come first: the last token is a real one in every row;
+                          in the cache they come last: x cannot see them, later tokens replace them"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -568,7 +568,7 @@ class KVCache:
     """Keys and values of all tokens read so far, a row for each live episode. The model gets it as
     past_key_values. Each layer calls `update` and nothing else, because `read` gives positions and mask."""
     def __init__(self):
-        self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width). `read` sets the rest
+        self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width). See `read` for the rest
 
     def update(self, keys, values, layer, *_):  # of new tokens (b, heads, q, width) -> of all in these rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
@@ -577,7 +577,7 @@ class KVCache:
         if missing > 0:  # 64 more than needed: a copy for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # torch puts such indices first: the left side is (b, q, 2, heads, width), so `new` is permuted to it
+        # torch puts the two indexed axes first: (b, q, 2, heads, width), so `new` is permuted likewise
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
 
@@ -594,7 +594,7 @@ class Models:
     policy: nn.Module
     critic: nn.Module  # PPO; else None
     ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
-    optimizer: torch.optim.Optimizer  # yours; None: `train` makes it
+    optimizer: torch.optim.Optimizer  # yours, or that of an earlier `train`; None: `train` makes it
     tok: object  # the tokenizer
     loss: object = None  # a policy_loss of your own; None: ours
 
@@ -608,7 +608,7 @@ def load_models(cfg):
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
                 "No network? (If it has no critic: --algo grpo. If it was a run's, and is gone: edit RUN/config.json)"):
-        tok = transformers.AutoTokenizer.from_pretrained(  # a path into an existing folder is no hub id
+        tok = transformers.AutoTokenizer.from_pretrained(  # asks no hub for a misspelt path
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
@@ -665,7 +665,7 @@ def restore(models, cfg):  # -> the log when it was saved
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin,
              f"{cfg.resume} is {state['origin']}: it only goes on as that, not as {cfg.origin}. Anew: --model RUN")
-        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # lr: as set now
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
                 part.load_state_dict(state[name])
@@ -681,10 +681,10 @@ FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens"
 
 
 @dataclass
-class Config:  # __post_init__ replaces None (except in play) by a value that suits model and --starpo-s
+class Config:  # None (except in play): __post_init__ puts in what suits the model and --starpo-s
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
-    model: str = "tiny"  # tiny (included), a folder or a hub id, such as Qwen/Qwen2.5-0.5B-Instruct
+    model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     seed: int = 0  # of everything random in training. Evaluations and --play always sample alike
     prompts: int = 8  # P: initial states per iteration
@@ -730,17 +730,18 @@ class Config:  # __post_init__ replaces None (except in play) by a value that su
             if getattr(self, name) is None:  # NOTE: `replace` and --resume keep earlier values
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
-        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # who may --resume
+        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume demands the same
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
-        for setting in fields(self):
+        for setting in fields(self):  # types and lower bounds: 1 for counts that default to 1 or more, else 0
             if setting.type is not str:
                 value = getattr(self, setting.name)
-                least = 1 if setting.type is int and setting.default else 0  # a default of 0 or None allows 0
+                least = 1 if setting.type is int and setting.default else 0
                 need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
                      f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
-        need(max(self.keep, self.gamma, self.lam, self.success_rate) <= 1, "keep, gamma, lam, success_rate: at most 1")
+        need(max(self.keep, self.gamma, self.lam, self.success_rate, self.clip_high) <= 1,
+             "keep, gamma, lam, success_rate, clip_high: at most 1")
         need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
         need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in NOT_FOR and self.adv_norm in ("std", "mean"), "--algo: ppo or grpo; --adv-norm: std or mean")
