@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch
 
 import ragen_mini as rm
+from envs import UserError
 
 
 def xray(run):  # -> path of the page
@@ -25,11 +26,17 @@ def xray(run):  # -> path of the page
     models = rm.load_models(cfg)
     with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
         saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
-        cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
+        origin = saved.get("origin", cfg.origin)
+    cfg.origin = origin  # whichever program trained it
     models.optimizer = rm.make_optimizer(models, cfg)
-    log = rm.restore(models, cfg)
+    own = f"no X-ray of {run}, {origin}: has its script networks or an optimizer of its own?"
+    try:
+        log = rm.restore(models, cfg)
+    except UserError as error:  # the file itself can be read, see above
+        raise UserError(own) from error
     i = len(log.splitlines())  # the log begins with iteration 0
-    _, trajs, learned = rm.iterate(i, models, cfg)
+    with rm.or_say(own):
+        _, trajs, learned = rm.iterate(i, models, cfg)
     page = Path(run, "xray.html")
     html = make_page(f"{run}, iteration {i}", two_episodes(trajs, learned, models, cfg))
     with rm.or_say(f"cannot write {page}"):

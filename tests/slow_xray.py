@@ -12,7 +12,7 @@ from conftest import ROOT
 
 import envs
 import ragen_mini as rm
-from extras import xray
+from extras import recipes, xray
 
 SMALL = ("--device cpu --prompts 4 --rollouts 4 --update-size 8 --iterations 1 --max-new-tokens 20 --max-turns 2 "
          "--lr 1e-3 --eval-prompts 4 --env frozenlake --success-rate 0.8").split()
@@ -117,6 +117,12 @@ def test_a_run_that_never_learnt_can_be_seen(random_folder, tmp_path):
     page = xray.xray(str(tmp_path / "run"))
     best, *_ = data_of(page)["episodes"]
     assert len(best["tokens"]) == len(best["mask"]) > 0 and best["columns"].keys() == {"old_logp", "reward"}
+
+
+def test_a_run_with_an_optimizer_of_its_own_is_refused(tmp_path):
+    recipes.sgd(rm.parse_config([*SMALL, "--out", str(tmp_path / "run")]))
+    with pytest.raises(envs.UserError, match="no X-ray of .* networks or an optimizer of its own"):
+        xray.xray(str(tmp_path / "run"))
 
 
 def test_what_a_model_wrote_cannot_end_the_page():
