@@ -36,8 +36,8 @@ BOLD = dict(fontsize=10, fontweight="bold")
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(Path(run).is_dir(), f"{run} is not the folder of a run")
-    need(file.is_file(), f"{run} has no samples.jsonl: is it a run, and was it evaluated?")
-    with or_say(f"{file} is damaged"):
+    with or_say(f"{file} is damaged, or may not be read"):
+        need(file.is_file(), f"{run} has no samples.jsonl: is it a run, and was it evaluated?")
         samples = whole_lines(file)
         need(samples, f"{file} is empty or damaged: was it ever evaluated?")
         fig = drawn(first_and_last(samples))
@@ -92,8 +92,10 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
             of_iteration = by_iteration.setdefault(sample["iteration"], [])
             of_iteration.append(sample)
     need(len(by_iteration) > 1, "evaluated only once: nothing to compare with")
+    first, last = by_iteration[min(by_iteration)], by_iteration[max(by_iteration)]
+    last = last[-8:]  # a run that was resumed may have evaluated twice in one iteration
     pairs = []
-    for before, after in zip(by_iteration[min(by_iteration)], by_iteration[max(by_iteration)]):
+    for before, after in zip(first, last):
         if before["turns"][0]["state"] == after["turns"][0]["state"]:  # else a line is missing: another level
             pairs.append((before, after))
     need(pairs, "the first and the last evaluation have no level in common")

@@ -43,6 +43,14 @@ def test_the_level_that_changed_most_is_shown_before_and_after(tmp_path, drawn):
     assert said.count("√") == 2 and said.count("P") == said.count("G") == 2, "before the answer, and after it"
 
 
+def test_of_two_evaluations_in_one_iteration_the_later_one_is_shown(tmp_path, drawn):
+    """The run was killed, and resumed with a lower rate: samples of the part that was lost are still in the file."""
+    once, again = ([sample(20, level, R) for level in range(8)] for R in (9.0, 2.0))
+    run = written(tmp_path, [sample(0, level, 0.0) for level in range(8)] + once + again)
+    episode.episode(str(run))
+    assert "after iteration 20: return 2" in words(drawn[0])
+
+
 def test_if_the_levels_lost_in_all_one_that_lost_is_shown(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, 1.0), sample(20, 0, 0.1), sample(20, 1, 0.5)])
     episode.episode(str(run))
