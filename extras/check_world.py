@@ -312,5 +312,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     source = rm.Config(model=args.model).source  # of a run: its checkpoint
     with rm.or_say(f"--model {source}: its tokenizer cannot be loaded"):
-        tok = transformers.AutoTokenizer.from_pretrained(source)
+        tok = transformers.AutoTokenizer.from_pretrained(source, local_files_only=Path(source).parent.is_dir())
     check(args.world, tok, args.max_actions)

@@ -141,7 +141,8 @@ def parse(argv):  # -> this program's options, cfg
 def main(argv):
     args, cfg = parse(argv)
     with rm.or_say(f"cannot write {args.out}"):  # now, not after the lessons
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.out).mkdir(parents=True)
+        Path(args.out).rmdir()
     if args.bf16:
         recipes.calculate_in_bf16()
     models = rm.load_models(cfg)
