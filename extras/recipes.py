@@ -109,7 +109,7 @@ class GoalLake(envs.FrozenLake):
 
 def said(cfg):
     """The lake, with a reward for what is said."""
-    rm.need(cfg.env == "frozenlake", "said: its world is the lake, no other --env")
+    rm.need(envs.title(cfg.env) in ("frozenlake", "GoalLake"), "said: its world is the lake, no other --env")
     return rm.train(rm.replace(cfg, env=f"{__file__}:GoalLake"))
 
 

@@ -133,7 +133,9 @@ def train(cfg, pay):
     if pay is None:
         pay = 0.0
         if cfg.resume:  # as the log says last
-            pay = plots.load(cfg.resume).series("pay")[1][-1]
+            _, paid = plots.load(cfg.resume).series("pay")
+            rm.need(len(paid), f"{cfg.resume} was not trained by this program: ragen_mini.py goes on with it")
+            pay = paid[-1]
     Claims.pay = pay
     result = rm.train(cfg, watch=watch)
     if Claims.pay and not any("claims" in row for row in result[0]):

@@ -229,6 +229,9 @@ def test_the_command_line(cfg, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["recipes.py", "said", *SMALL, "--iterations", "1", "--out", str(tmp_path / "run")])
     runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
     assert json.loads((tmp_path / "run/config.json").read_text())["env"].endswith("recipes.py:GoalLake")
+    monkeypatch.setattr(sys, "argv", ["recipes.py", "said", "--resume", str(tmp_path / "run"), "--iterations", "2"])
+    runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
+    assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 3
     for words in (["recipes.py"], ["recipes.py", "ppo"]):
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(UserError, match="rloo  .*leave-one-out"):

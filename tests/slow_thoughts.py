@@ -191,6 +191,12 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
         log.write('{"iteration": 5, "success": 0.5}\n')  # by ragen_mini.py alone
     command(f"--resume {run} --iterations 5")
     assert rows_of(run)[-1]["pay"] == 0.5
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/config.json").write_text((run / "config.json").read_text())
+    (tmp_path / "plain/log.jsonl").write_text('{"iteration": 0}\n')
+    (tmp_path / "plain/checkpoint").mkdir()
+    with pytest.raises(envs.UserError, match="plain was not trained by this program"):
+        command(f"--resume {tmp_path}/plain --iterations 2")
     for line in ("--pays 1", "--pay", "--pay much"):
         with pytest.raises(SystemExit) as stopped:
             command(line)
