@@ -1,4 +1,5 @@
 """The program as its user meets it: runs, folders, checkpoints, settings, mistakes; and the seams of `train`."""
+import contextlib
 import copy
 import json
 import os
@@ -154,6 +155,23 @@ def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folde
     assert models is given and not equal(dict(start), dict(given.policy.state_dict()))
     again, _ = rm.train(cfg)
     assert untimed(again) == untimed(rows) and (tmp_path / "run-2").is_dir()
+
+
+def test_only_true_ends_a_run(tmp_path, folder):
+    """A `watch` that returns its row, say, does not."""
+    rows = run(tmp_path / "run", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder, watch=lambda row, *_: row)
+    assert [row["iteration"] for row in rows] == [0, 1, 2]
+
+
+def test_settings_that_were_changed_by_hand_count(tmp_path, bandit):
+    """Name, weights and world are those of the settings when the run begins."""
+    cfg = settings("", *"--env frozenlake --iterations 1 --prompts 2 --rollouts 2 --eval-every 0".split())
+    cfg.env, cfg.model, cfg.out = "bandit", str(bandit[0]), ""
+    with contextlib.chdir(tmp_path):
+        _, models = rm.train(cfg, learn=lambda *_: ({}, []))
+    assert (tmp_path / "runs/bandit-ppo-seed0").is_dir()
+    found = transformers.AutoModelForCausalLM.from_pretrained(bandit[0] / "checkpoint").state_dict()
+    assert equal(dict(models.policy.state_dict()), dict(found))
 
 
 def test_another_rollout_plays_training_and_evaluation(tmp_path, folder, tok, monkeypatch):
@@ -361,7 +379,7 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "at most 1"), ("--gamma 2", "at most 1"), ("--keep 7", "at most 1"),
-    ("--temperature 0", "above 0"), ("--eval-prompts 300", "256 levels"),
+    ("--temperature 0", "above 0"), ("--eval-prompts 300", "256 levels"), ("--clip-high 1.28", "at most 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "wrong folder"), ("--model no/such-model", "wrong folder, id"), ("--model runs/no", "wrong folder"), ("--model {base}", "chat template"),
