@@ -38,7 +38,10 @@ def xray(run):  # -> path of the page
     with rm.or_say(own):
         _, trajs, learned = rm.iterate(i, models, cfg)
     page = Path(run, "xray.html")
-    html = make_page(f"{run}, iteration {i}", two_episodes(trajs, learned, models, cfg))
+    title = f"{run}, iteration {i}"
+    if not origin.endswith("by ragen_mini.py"):
+        title += f" (played and learnt by ragen_mini.py alone, not as in {origin})"
+    html = make_page(title, two_episodes(trajs, learned, models, cfg))
     with rm.or_say(f"cannot write {page}"):
         page.write_text(html, encoding="utf-8")
     return page
@@ -91,6 +94,7 @@ def describe(traj, k, part, tok):  # row k of the part is this trajectory
         "R": traj.R,
         "success": traj.success,
         "turns": traj.turns,
+        "end": traj.env.render(),
         "mask": traj.mask,
         "tokens": [tok.decode([token]) for token in traj.ids],
         "columns": columns,

@@ -102,7 +102,7 @@ def test_the_page_shows_the_next_iteration_and_changes_nothing_else(run, monkeyp
     assert capsys.readouterr().out == f"{page}\n"
     assert contents(run) == before | {page: page.read_bytes()}
     data = data_of(page)
-    assert data["title"] == f"{run}, iteration 2"
+    assert data["title"].startswith(f"{run}, iteration 2 (played and learnt by ragen_mini.py alone, not as in frozenlake-ppo-seed0 by ")
     seen = []
     cfg = rm.parse_config(["--resume", str(run), "--iterations", "2"])
     rm.train(cfg, watch=lambda *what: seen.append(what))
