@@ -111,7 +111,7 @@ def begin(seed, episode, group, tok, cfg):  # -> Trajectory that waits for its f
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """The first message states the task, later ones the last turn's reward. Then comes the state:
+    """The first message states the task (not to tiny), later ones the last turn's reward. Then comes the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -228,7 +228,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced` may be a gae (PPO) or of_group (GRPO) of your own."""
-    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"--algo {cfg.algo} does not use {list(replaced)}")
+    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} is not for --algo {cfg.algo}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -476,7 +476,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
-          f"go on:   with the same program, --resume {cfg.out} --iterations {2 * cfg.iterations}")
+          f"go on:   with the same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
     return rows, models
 
 

@@ -244,7 +244,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'} --iterations 10")
+    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'} (at the end: --iterations 10)")
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
