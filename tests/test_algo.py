@@ -297,6 +297,41 @@ def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, traj
     assert truth.abs().max() > 1e-3 and torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
 
 
+def test_the_critics_gradient_is_that_of_the_mean_squared_error(models, cfg, trajs, monkeypatch):
+    """Half of it, over the model's tokens; by plain passes over one episode at a time."""
+    monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
+    cfg.rollouts, cfg.update_size = 4, len(trajs)
+    (found,), batch = gradient_of_update(models, trajs, cfg)
+    total, tokens = 0.0, 0
+    for row, traj in enumerate(trajs):
+        before = [t - 1 for t, own in enumerate(traj.mask) if own]
+        forecast = models.critic(input_ids=torch.tensor([traj.ids])).logits[0, before, 0]
+        total, tokens = total + ((forecast - batch["ret"][row][batch["mask"][row]]) ** 2).sum() / 2, tokens + len(before)
+    models.critic.zero_grad()
+    (total / tokens).backward()
+    truth = torch.cat([weight.grad.flatten() for weight in models.critic.parameters()])
+    found = found[-len(truth):]
+    assert truth.abs().max() > 1e-3 and torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
+
+
+def test_adam_is_plain(models, cfg):
+    """No decay, and the memory that the paper's and everybody's defaults have: some findings turn on it."""
+    adam = rm.make_optimizer(models, cfg)
+    assert type(adam) is torch.optim.Adam and [group["lr"] for group in adam.param_groups] == [cfg.lr, cfg.critic_lr]
+    for group in adam.param_groups:
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-8, 0)
+
+
+def test_a_share_is_not_rounded_down_by_floating_point():
+    assert len(rm.uncertainty_filter(torch.rand(100, 2), 0.29)) == 29, "0.29 * 100 is 28.999..."
+
+
+def test_grpo_compares_within_groups_ppo_all(cfg):
+    R = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    assert rm.nothing_to_compare(R, rm.replace(cfg, algo="grpo"))
+    assert not rm.nothing_to_compare(R, rm.replace(cfg, algo="ppo"))
+
+
 def test_every_step_has_its_own_gradient(models, cfg, trajs, monkeypatch):
     """Learning rate 0, the same trajectories three times: without zero_grad the second gradient would be twice the first."""
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)  # cut to one length, both would look alike

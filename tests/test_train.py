@@ -157,6 +157,18 @@ def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folde
     assert untimed(again) == untimed(rows) and (tmp_path / "run-2").is_dir()
 
 
+def test_the_success_rate_reaches_play_and_yardsticks(folder):
+    cfg = settings("", *"--success-rate 0.5 --max-actions-per-turn 3 --max-turns 5 --algo grpo --kl-coef 0".split(), model=folder)
+    models = rm.load_models(cfg)
+    traj = rm.begin(300, 0, 0, models.tok, cfg)
+    assert traj.env.success_rate == 0.5
+    told = rm.message(traj.env, cfg, 10)
+    assert "up to 3 actions at once" in told and "You have 10 actions left." in told
+    columns, _ = rm.evaluate(0, models, cfg)
+    truth = envs.mean_yardsticks("frozenlake", 10, range(4), 0.5)[:, -1].tolist()
+    assert columns["yardsticks"]["frozenlake"] == pytest.approx(truth)
+
+
 def test_only_true_ends_a_run(tmp_path, folder):
     """A `watch` that returns its row, say, does not."""
     rows = run(tmp_path / "run", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder, watch=lambda row, *_: row)
