@@ -36,15 +36,21 @@ BOLD = dict(fontsize=10, fontweight="bold")
 def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(Path(run).is_dir(), f"{run} is not the folder of a run")
-    with or_say(f"{file} is damaged, or may not be read"):
+    with or_say(f"{file} is damaged"):
         need(file.is_file(), f"{run} has no samples.jsonl: is it a run, and was it evaluated?")
         samples = whole_lines(file)
         need(samples, f"{file} is empty or damaged: was it ever evaluated?")
+        need(trained_in(run) in (None, samples[0]["env"]), f"{file} is of another run: {run} was trained in {trained_in(run)}")
         fig = drawn(first_and_last(samples))
     out = Path(run, "episode.png")
     with or_say(f"cannot write {out}"):
         fig.savefig(out, dpi=100)
     return out
+
+
+def trained_in(run):  # -> name of its world; None: its settings are missing
+    config = Path(run, "config.json")
+    return envs.title(json.loads(config.read_text())["env"]) if config.is_file() else None
 
 
 def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves one that is none
@@ -91,7 +97,7 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
         if sample["env"] == world:
             of_iteration = by_iteration.setdefault(sample["iteration"], [])
             of_iteration.append(sample)
-    need(len(by_iteration) > 1, "evaluated only once: nothing to compare with")
+    need(len(by_iteration) > 1, "evaluated only once (or is the file cut off?): nothing to compare with")
     first, last = by_iteration[min(by_iteration)], by_iteration[max(by_iteration)]
     last = last[-8:]  # a run that was resumed may have evaluated twice in one iteration
     pairs = []

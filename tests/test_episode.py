@@ -102,6 +102,12 @@ def test_a_first_evaluation_after_training_says_so(tmp_path, drawn):
     assert "after iteration 10: return 0" in words(drawn[0])
 
 
+def test_samples_of_another_run_are_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"env": "bandit"}')
+    with pytest.raises(envs.UserError, match="of another run: .* was trained in bandit"):
+        episode.episode(str(written(tmp_path, [sample(0, 0, 0.0), sample(20, 0, 1.0)])))
+
+
 def test_a_run_without_samples_is_one_line(tmp_path):
     with pytest.raises(envs.UserError, match="was it evaluated"):
         episode.episode(str(tmp_path))
