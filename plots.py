@@ -151,7 +151,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended, success {run.rows[-1].get('success')}: equal returns, no update. If low: lower --lr")
+            print(f"{label} ended: no updates. Success {run.rows[-1].get('success')}; if low: anew, with a lower --lr")
     return dashboard(runs, out)
 
 
