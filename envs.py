@@ -64,7 +64,7 @@ class Env:
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # 1: other numbers than find_level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # 1: never find_level's [seed, attempt]
         self.over = False
         return self.render(), {"success": False}
 
@@ -84,8 +84,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Two seeds may draw the same level, so seeds cannot keep
-    evaluation levels out of training. A hash of level and initial state does: it marks a quarter of them.
+    """The level of a seed (cached: do not change it). Two seeds may draw the same level, so other seeds are not
+    yet other levels. Hence a hash of level and initial state marks a quarter of all levels as held out.
     Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
@@ -205,7 +205,7 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        First k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. Without one, room *and* k
+        First k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If it is empty, room *and* k
         are drawn anew. Many rooms lack high layers, so small k are more frequent (one box: the median is 3 or 4)."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push

@@ -139,7 +139,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     return iterations[peak], None
 
 
-def is_dead(rows):  # no update in ten iterations: `train` stops (too early, where rewards are rare)
+def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a short log is alive
 
 

@@ -8,7 +8,7 @@
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
-    python ragen_mini.py --resume RUN --iterations 100    go on, exactly as if it had not stopped
+    python ragen_mini.py --resume RUN --iterations 100    go on: the rows are those of a run that never stopped
     python ragen_mini.py --model RUN --play 7             see it play level 7
 
 Words
@@ -56,7 +56,7 @@ from envs import need, or_say, tell
 FORMAT_PENALTY = -0.1  # reward of an invalid answer: malformed, or with an unknown action (App. B.1)
 EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 (Sec. 3.2)
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
-VALUE_CLIP = 0.5  # how far one iteration may pull a forecast of the critic (see value_loss)
+VALUE_CLIP = 0.5  # a forecast that changed by more has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()  # NOTE: what depends on it has not been run on a GPU
 MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
 CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
@@ -86,8 +86,8 @@ class Trajectory:
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # its row in KVCache: its group's, until rollout gives it one of its own
-        self.cached = 0  # that row holds ids[:cached]
+        self.cache_row = group  # its row in KVCache; a group shares one until `rollout` has read its prompt
+        self.cached = 0  # that row holds ids[:cached]; `sample` sets it
 
     @property
     def R(self):  # eq. 2
@@ -233,7 +233,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # traj.group counts over slices
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i: its place in this slice
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -281,7 +281,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
     NOTE: the world's tokens are no steps. At m3 nothing is discounted: next_value and next_advantage stay."""
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # no forecast beyond the end, even at a limit
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the last token, also if cut off
     for t in reversed(range(value.shape[1])):
         wrote = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # ignored where the model did not write
@@ -341,7 +341,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Half the squared error of a forecast, clipped like policy_loss: the worse of two errors counts. Say
-    old_value 0, ret 2. For 0.8 that is clipped's (0.5): no gradient. For -0.8 its own: it is pulled back."""
+    old_value 0, ret 2. At value 0.8 the clipped 0.5 is worse: no gradient. At -0.8 the value is: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -444,7 +444,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours returns. `rollout` also plays the evaluations.
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
-    cfg = replace(cfg)  # makes anew what follows from settings that were changed by hand
+    cfg = replace(cfg)  # a copy: __post_init__ runs again, as settings may have been changed by hand
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
@@ -461,7 +461,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            stop = last or bool(STOP)  # a Ctrl-C during `watch` acts one iteration later
+            stop = last or bool(STOP)  # read before `watch`: a Ctrl-C in it acts an iteration later
             stop = watch(row, trajs, learned, models, cfg) is True or stop
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -523,7 +523,7 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # a low one magnifies
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in log-probs")
 
@@ -539,11 +539,11 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. `sample` moves traj.cached afterwards.
-    Pads (-) make all rows q long. Say one row of the cache holds 7 tokens and gets 3, another 5 and gets 1:
-        input    columns of the cache
-        a b c    7 8 9    new tokens go behind those that the row holds
-        - - x    6 7 5    in the input, pads come first: the last token is a real one in every row;
-                          in the cache they come last: x cannot see them, later tokens replace them"""
+    Pads (-) make all rows q long. Say one row of the cache holds 7 tokens and reads 3, another 5 and reads 1:
+        input    columns of the cache, into which they are written
+        a b c    7 8 9    behind the 7 tokens that the row holds
+        - - x    6 7 5    pads come first in the input, so that the last one is a real token in every row. But
+                          they are written behind x: hidden from it, and replaced by later tokens"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -577,7 +577,7 @@ class KVCache:
         if missing > 0:  # 64 more than needed: a copy for every token would be slow
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # torch puts the two indexed axes first: (b, q, 2, heads, width), so `new` is permuted likewise
+        # stored[rows, :, :, columns] is (b, q, 2, heads, width): torch moves the indexed axes first
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
 
@@ -730,7 +730,7 @@ class Config:  # None (except in play): __post_init__ puts in what suits the mod
             if getattr(self, name) is None:  # NOTE: `replace` and --resume keep earlier values
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
-        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume demands the same
+        self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
         for setting in fields(self):  # types and lower bounds: 1 for counts that default to 1 or more, else 0
