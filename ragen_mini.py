@@ -56,7 +56,7 @@ from envs import need, or_say, tell
 FORMAT_PENALTY = -0.1  # reward of an invalid answer: malformed, or with an unknown action (App. B.1)
 EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 (Sec. 3.2)
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
-VALUE_CLIP = 0.5  # a forecast that changed by more has no gradient (see value_loss)
+VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()  # NOTE: what depends on it has not been run on a GPU
 MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
 CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
