@@ -40,7 +40,8 @@ def episode(run):  # -> path of the picture
         need(file.is_file(), f"{run} has no samples.jsonl: is it a run, and was it evaluated?")
         samples = whole_lines(file)
         need(samples, f"{file} is empty or damaged: was it ever evaluated?")
-        need(trained_in(run) in (None, samples[0]["env"]), f"{file} is of another run: {run} was trained in {trained_in(run)}")
+        world = trained_in(run)
+        need(world in (None, samples[0]["env"]), f"{file} is of another run: {run} was trained in {world}")
         fig = drawn(first_and_last(samples))
     out = Path(run, "episode.png")
     with or_say(f"cannot write {out}"):

@@ -26,10 +26,9 @@ def xray(run):  # -> path of the page
     models = rm.load_models(cfg)
     with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
         saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
-        origin = saved.get("origin", cfg.origin)
-    cfg.origin = origin  # whichever program trained it
+        cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
     models.optimizer = rm.make_optimizer(models, cfg)
-    own = f"no X-ray of {run}, {origin}: has its script networks or an optimizer of its own?"
+    own = f"no X-ray of {run}, {cfg.origin}: has its script networks or an optimizer of its own?"
     try:
         log = rm.restore(models, cfg)
     except UserError as error:  # the file itself can be read, see above
@@ -39,8 +38,8 @@ def xray(run):  # -> path of the page
         _, trajs, learned = rm.iterate(i, models, cfg)
     page = Path(run, "xray.html")
     title = f"{run}, iteration {i}"
-    if not origin.endswith("by ragen_mini.py"):
-        title += f" (played and learnt by ragen_mini.py alone, not as in {origin})"
+    if not cfg.origin.endswith("by ragen_mini.py"):
+        title += f" (played and learnt by ragen_mini.py alone, not as in {cfg.origin})"
     html = make_page(title, two_episodes(trajs, learned, models, cfg))
     with rm.or_say(f"cannot write {page}"):
         page.write_text(html, encoding="utf-8")
