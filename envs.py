@@ -84,8 +84,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Two seeds may draw the same level, so other seeds are not
-    yet other levels. Hence a hash of level and initial state marks a quarter of all levels as held out.
+    """The level of a seed (cached: do not change it). Two seeds may draw the same level: other seeds need not be
+    other levels. Hence a hash of level and initial state marks a quarter of all levels as held out.
     Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)

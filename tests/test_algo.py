@@ -315,7 +315,7 @@ def test_the_critics_gradient_is_that_of_the_mean_squared_error(models, cfg, tra
 
 
 def test_adam_is_plain(models, cfg):
-    """No decay, and the memory that the paper's and everybody's defaults have: some findings turn on it."""
+    """No decay, and PyTorch's defaults: some findings turn on Adam's memory."""
     adam = rm.make_optimizer(models, cfg)
     assert type(adam) is torch.optim.Adam and [group["lr"] for group in adam.param_groups] == [cfg.lr, cfg.critic_lr]
     for group in adam.param_groups:
