@@ -749,13 +749,14 @@ class Config:  # None (except in play): __post_init__ puts in what suits the mod
 
 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
-    about = f"{__doc__}\nOptions (max_turns is --max-turns):\n\n{inspect.getsource(Config).split('    def ')[0]}"
+    about = f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for setting in fields(config):
         kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
-        parser.add_argument("--" + setting.name.replace("_", "-"), help=argparse.SUPPRESS, **kind)
-    given = vars(parser.parse_args(argv))
+        names = sorted({f"--{setting.name.replace('_', '-')}", f"--{setting.name}"})  # both spellings
+        parser.add_argument(*names, help=argparse.SUPPRESS, **kind)
+    given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}
     with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
