@@ -64,7 +64,7 @@ class Env:
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # 1: never find_level's [seed, attempt]
+        self.dice = np.random.default_rng([seed, episode, 1])  # 1: else find_level's numbers
         self.over = False
         return self.render(), {"success": False}
 
@@ -84,8 +84,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Two seeds may draw the same level: other seeds need not be
-    other levels. Hence a hash of level and initial state marks a quarter of all levels as held out.
+    """The level of a seed (cached: do not change it). Other seeds may draw the same level, so seeds
+    alone hold nothing out. Hence a hash of level and initial state marks a quarter of all levels as held out.
     Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
@@ -178,7 +178,7 @@ class FrozenLake(Env):
 
     def render(self):
         grid = dict.fromkeys(self.level["holes"], "O") | {self.level["goal"]: "G"}
-        grid[self.state] = {"O": "X", "G": "√", None: "P"}[grid.get(self.state)]  # by what lies under you
+        grid[self.state] = {"O": "X", "G": "√", None: "P"}[grid.get(self.state)]  # by what is under you
         return picture(self.size, grid, "_")
 
 
@@ -282,7 +282,7 @@ def undo(state, floor):  # yields every state from which one action leads to `st
 
 
 # ---------------------------------------------------------------------------------- names of worlds
-ENVS = {  # with _: does what was learnt carry over? --model RUN --env bandit_test --eval-only
+ENVS = {  # the variants: does skill carry over? --model RUN --env bandit_test --eval-only
     "bandit": Bandit,
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
@@ -335,7 +335,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
 
     @cache
     def value(state, left, combine):  # chance of success with `left` actions left
-        need(value.cache_info().currsize < 10 ** 6, "too many states for yardsticks: --max-actions, --eval-every 0")
+        need(value.cache_info().currsize < 10 ** 6, "too many states: lower --max-actions, or --eval-every 0")
         if left == 0:
             return float(env.won(state))
         by_action = []

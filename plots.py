@@ -86,9 +86,9 @@ def append(folder, name, dicts):  # to a file of the run, a line each
 @dataclass
 class Run:
     config: dict  # config.json
-    rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. The first is before training
+    rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
-    def __post_init__(self):  # copies rows; {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
+    def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban", in a copy
         yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}: from the rows
         rows = []
         for row in self.rows:
@@ -110,7 +110,7 @@ def load(folder):  # -> Run
     need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run with a log")
     with or_say(f"{folder}: config.json or log.jsonl is damaged"):
         rows = []
-        for line in log.read_text().split("\n")[:-1]:  # what follows the last \n is still being written
+        for line in log.read_text().split("\n")[:-1]:  # behind the last \n a line may be unfinished
             rows.append(json.loads(line))
         return Run(json.loads(config.read_text()), rows)
 
@@ -140,7 +140,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
 
 
 def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a short log is alive
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count: a short log lives
 
 
 # ----------------------------------------------------------------------------------------- pictures
@@ -151,7 +151,7 @@ def curves(folders, out=None):  # -> path of the picture
     runs = {str(folder): load(folder) for folder in folders}
     for label, run in runs.items():
         if is_dead(run.rows):
-            print(f"{label} ended: no updates. Success {run.rows[-1].get('success')}; if low: anew, with a lower --lr")
+            print(f"{label} ended: no updates. Success {run.rows[-1].get('success')}; if low, start anew: lower --lr")
     return dashboard(runs, out)
 
 
@@ -205,7 +205,7 @@ def finish_panel(ax, metric):
         ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 
 
-def moving_average(y):  # (n,) or (n, curves) -> the same shape: means over `half` values on either side
+def moving_average(y):  # (n,) -> (n,): means over `half` values on either side
     half = max(2, len(y) // 40)
     averages = []
     for i in range(len(y)):

@@ -12,7 +12,7 @@
     python ragen_mini.py --model RUN --play 7             see it play level 7
 
 Words
-    policy      pi, the model that plays. pi_old is the policy as it was at the last rollout
+    policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
     trajectory  an episode as tokens: message, answer, message, ... Its return R is the sum of its rewards
@@ -58,8 +58,6 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()  # NOTE: what depends on it has not been run on a GPU
-MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
-CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
 NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # unused by each
 STOP = []  # the signals that asked to stop (see ask_to_stop)
@@ -74,7 +72,7 @@ class Trajectory:
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1             0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0        10.9           0            0"""
+        reward    0            0        0          0   0   0      0        -0.2           0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # the number of its group in the rollout
@@ -111,7 +109,7 @@ def begin(seed, episode, group, tok, cfg):  # -> Trajectory that waits for its f
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """The first message states the task (not to tiny), later ones the last turn's reward. Then comes the state:
+    """The first message states the task (tiny's template drops it), later ones the last reward. Then the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -164,7 +162,7 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
     text = cfg.first_tag + tok.decode(without_end, clean_up_tokenization_spaces=False)
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = {"state": env.render(), "answer": text, "valid": actions is not None, "tokens": len(written)}
-    bonus = float(env.bonus(turn))  # for what is said: 0 in our worlds
+    bonus = float(env.bonus(turn))  # for what the model said: 0 in our worlds
     reward = 0.0 if actions else FORMAT_PENALTY  # an invalid answer runs no action
     for action in actions or []:
         if traj.actions_left == 0 or env.over:
@@ -227,13 +225,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced` may be a gae (PPO) or of_group (GRPO) of your own."""
+    """Filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own, or both."""
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} is not for --algo {cfg.algo}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i: its place in this slice
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # trajs: by group
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -272,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v: the critic's forecast, before a token, of rewards to come.
+    """Generalised advantage estimation (PPO). v: before a token, the critic's forecast of rewards to come.
     next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
@@ -281,7 +279,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
     NOTE: the world's tokens are no steps. At m3 nothing is discounted: next_value and next_advantage stay."""
     advantage = torch.zeros_like(value)
-    next_advantage = next_value = torch.zeros_like(value[:, 0])  # 0 after the last token, also if cut off
+    next_advantage = next_value = torch.zeros_like(value[:, 0])  # after the last token nothing comes
     for t in reversed(range(value.shape[1])):
         wrote = mask[:, t]
         delta = reward[:, t] + gamma * next_value - value[:, t]  # ignored where the model did not write
@@ -325,7 +323,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. Ratios begin at 1:
-    there ratio A has the gradient A grad log pi. Later they reweight (importance sampling): pi_old sampled.
+    there ratio A has the gradient A grad log pi. Later they correct for tokens being sampled by pi_old, not pi.
     Once a token has moved far enough the way A pushes, min takes clip(ratio) A, a constant without gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
@@ -360,7 +358,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
 
 @autocast  # NOTE: here, not around all steps: it caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Works in parts that fit into memory. Sums are divided by the number of the *update's* tokens, so they
+    """Works in parts that fit into memory. Each part's sum is divided by the tokens of the whole *update*: so they
     add up to its mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
     loss_of = models.loss or policy_loss
@@ -395,12 +393,16 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
     return norms[0]
 
 
+MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
+CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
+
+
 def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
     """Puts rows of similar length together, as many as MICRO_TOKENS allows. So little padding is needed."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # mask 0 1 1 0 1 0, cumsum 0 1 2 2 3 3 -> 5
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: one more than columns
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: columns + 1
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -447,7 +449,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     cfg = replace(cfg)  # a copy: __post_init__ runs again, as settings may have been changed by hand
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
-    cfg, rows, lock = open_run(models, cfg)  # no rows yet; with --resume those so far
+    cfg, rows, lock = open_run(models, cfg)  # rows: of the log so far, none if it is new
     bar = tqdm(total=cfg.iterations,
                initial=len(rows[1:]), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
     STOP.clear()
@@ -484,7 +486,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # draws seeds: of levels (none of EVAL_SEEDS), of sampling
+    rng = np.random.default_rng([cfg.seed, i])  # for seeds: of levels (none of EVAL_SEEDS), of sampling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
@@ -493,7 +495,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     learned = []
     for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # its own shuffle
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # each its own shuffle
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -525,7 +527,7 @@ def check_ratios(trajs, models, cfg):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
-    need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in log-probs")
+    need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
 def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
@@ -539,11 +541,9 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. `sample` moves traj.cached afterwards.
-    Pads (-) make all rows q long. Say one row of the cache holds 7 tokens and reads 3, another 5 and reads 1:
-        input    columns of the cache, into which they are written
-        a b c    7 8 9    behind the 7 tokens that the row holds
-        - - x    6 7 5    pads come first in the input, so that the last one is a real token in every row. But
-                          they are written behind x: hidden from it, and replaced by later tokens"""
+    The model returns logits of the last input alone. So pads (-), which make all rows q long, come first:
+        one row holds 7, reads a b c    input a b c    into columns 7 8 9 of the cache
+        another holds 5, reads x        input - - x    into columns 6 7 5: pads behind x, hidden, then overwritten"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -566,11 +566,11 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 class KVCache:
     """Keys and values of all tokens read so far, a row for each live episode. The model gets it as
-    past_key_values. Each layer calls `update` and nothing else, because `read` gives positions and mask."""
+    past_key_values. Each layer calls `update`, nothing else. `read` gives the rest, sets rows, columns, used."""
     def __init__(self):
-        self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width). See `read` for the rest
+        self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width)
 
-    def update(self, keys, values, layer, *_):  # of new tokens (b, heads, q, width) -> of all in these rows
+    def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> all of their rows
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
         stored = self.layers.get(layer, new[..., :0, :])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
@@ -608,7 +608,7 @@ def load_models(cfg):
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
                 "No network? (If it has no critic: --algo grpo. If it was a run's, and is gone: edit RUN/config.json)"):
-        tok = transformers.AutoTokenizer.from_pretrained(  # asks no hub for a misspelt path
+        tok = transformers.AutoTokenizer.from_pretrained(  # a misspelt path: ask no hub
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
@@ -646,8 +646,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, and trainer.pt (states of networks and optimizer, log, origin).
-    New files are written beside the old ones, then replace them. If the process dies, every file is whole."""
+    """RUN/checkpoint: a Hugging Face folder and trainer.pt (states of networks and optimizer, log, origin), all that
+    --resume reads. Old files are replaced when all new ones are written, so the process may die at any moment."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(cfg.out, "log.jsonl").read_text(), "origin": cfg.origin}
@@ -681,7 +681,7 @@ FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens"
 
 
 @dataclass
-class Config:  # None (except in play): __post_init__ puts in what suits the model and --starpo-s
+class Config:  # None, except in `play`: __post_init__ puts in what suits model and --starpo-s
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
@@ -727,18 +727,17 @@ class Config:  # None (except in play): __post_init__ puts in what suits the mod
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: `replace` and --resume keep earlier values
+            if getattr(self, name) is None:  # NOTE: those of a run (--resume, --model RUN) are set, and stay
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
-        for setting in fields(self):  # types and lower bounds: 1 for counts that default to 1 or more, else 0
-            if setting.type is not str:
-                value = getattr(self, setting.name)
-                least = 1 if setting.type is int and setting.default else 0
-                need(value is setting.default or isinstance(value, (setting.type, int)) and least <= value < 1e15,
-                     f"--{setting.name.replace('_', '-')} {value}: must be {setting.type.__name__}, {least} to 1e15")
+        for setting in fields(self):  # the rest tells mistakes: first wrong types and ranges
+            kind, value = setting.type, getattr(self, setting.name)
+            least = 1 if kind is int and setting.default else 0  # 1 for counts whose default is 1 or more
+            need(kind is str or value is setting.default or isinstance(value, (kind, int)) and least <= value < 1e15,
+                 f"--{setting.name.replace('_', '-')} {value}: must be {kind.__name__}, {least} to 1e15")
         need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
         need(max(self.keep, self.gamma, self.lam, self.success_rate, self.clip_high) <= 1,
              "keep, gamma, lam, success_rate, clip_high: at most 1")

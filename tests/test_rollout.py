@@ -329,7 +329,7 @@ def refused(players, cfg, spoil=lambda trajs: None):  # -> is it refused in one 
     try:
         rm.check_ratios(trajs, players, cfg)
     except envs.UserError as error:
-        assert "log-probs" in str(error) and "\n" not in str(error)
+        assert "differ by" in str(error) and "\n" not in str(error)
         return True
     return False
 
