@@ -464,6 +464,6 @@ def test_what_one_wins_on_the_lake_without_reading_all():
             new[level, 16] += at[level, 16]
         at = new
     assert (blind, won) == (pytest.approx(0.29, abs=0.005), pytest.approx(0.64, abs=0.005))
-    assert "(where ignoring holes wins 0.64, too)" in (ROOT / "README.md").read_text()
+    assert "on the gentle lake (ignoring holes wins 0.64, too)" in (ROOT / "README.md").read_text()
     page = (ROOT / "extras/README.md").read_text()
     assert "moves that ignore the state win at most 0.29, walking to the goal without a look at holes 0.64" in page
