@@ -367,9 +367,9 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
     return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
-def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"; 1, 1 -> "success"
+def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"; 1, 1 -> "won. Chances:"
     if n == 1:  # nothing is estimated
-        return "success" if p else "no success"
+        return "won. Chances:" if p else "lost. Chances:"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 

@@ -226,7 +226,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own, or both."""
-    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} is not for --algo {cfg.algo}")
+    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} needs the other --algo, not {cfg.algo}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -469,8 +469,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i:
-                bar.set_postfix(train_success=row["success"], valid=row["valid"])
                 bar.update()
+                bar.set_postfix(train_success=row["success"], valid=row["valid"])
             if stop:
                 break
     finally:
@@ -478,7 +478,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
-          f"go on:   with the same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
+          f"go on:   unless it ended: same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
     return rows, models
 
 
@@ -780,7 +780,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(always alike, at temperature 0.5: --seed, --temperature, --out do nothing)")
+            print(f"{samples[0]['text']}\n(the same every time, at temperature 0.5: --seed and --temperature do nothing)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
