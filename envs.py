@@ -9,11 +9,11 @@ which lists what can happen and how probable that is. `step` draws one of these 
         # # # # # #
         # _ P _ _ #        P player, X box, O target (push the box there), # wall, _ floor
         # _ _ # _ #
-        # _ # # # #        env.state is ((1, 2), ((4, 2),)): cell (row, column) of the player, then of the box
+        # _ # # # #        env.state is ((1, 2), ((4, 2),)): the player's cell (row, column), then the boxes'
         # _ X O # #        env.level is what stays fixed: floor and targets
         # # # # # #
     env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
-    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: False (the caller limits)
+    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: False (callers limit)
 
 `seed` fixes the level. `seed` and `episode` (its number in the group) fix the dice: slips and pay-outs.
 
@@ -64,7 +64,7 @@ class Env:
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # 1: else find_level's numbers
+        self.dice = np.random.default_rng([seed, episode, 1])  # 1: not find_level's dice
         self.over = False
         return self.render(), {"success": False}
 
@@ -205,7 +205,7 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        First k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If it is empty, room *and* k
+        k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If there is none, room *and* k
         are drawn anew. Many rooms lack high layers, so small k are more frequent (one box: the median is 3 or 4)."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
@@ -282,7 +282,7 @@ def undo(state, floor):  # yields every state from which one action leads to `st
 
 
 # ---------------------------------------------------------------------------------- names of worlds
-ENVS = {  # the variants: does skill carry over? --model RUN --env bandit_test --eval-only
+ENVS = {  # does skill carry over to a variant? --model RUN --env bandit_test --eval-only
     "bandit": Bandit,
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead

@@ -88,8 +88,8 @@ class Run:
     config: dict  # config.json
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
-    def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban", in a copy
-        yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}: from the rows
+    def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
+        yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}, from the rows
         rows = []
         for row in self.rows:
             columns = dict(row)
@@ -133,7 +133,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # ten of them, or fewer at the end of the log
+        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the end: enough only if dead
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None

@@ -225,13 +225,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: a gae (PPO) or of_group (GRPO) of your own, or both."""
+    """Filter, advantages, updates. `replaced`: your gae (PPO), of_group (GRPO), or both: one is idle."""
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} needs the other --algo, not {cfg.algo}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # trajs: by group
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i: in the slice
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -301,7 +301,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv" to collate's batch: rewards from a token on (GRPO: the return), minus what was expected."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected: a baseline (tutorial, 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -313,7 +313,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
-    else:  # expected: the group's mean. KL penalties come on top, neither centred nor divided by the std
+    else:  # expected: the group's mean. KL penalties are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -339,7 +339,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Half the squared error of a forecast, clipped like policy_loss: the worse of two errors counts. Say
-    old_value 0, ret 2. At value 0.8 the clipped 0.5 is worse: no gradient. At -0.8 the value is: pulled back."""
+    old_value 0, ret 2. At value 0.8 the clipped 0.5 errs more: no gradient. At -0.8 the value does: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -358,8 +358,8 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
 
 @autocast  # NOTE: here, not around all steps: it caches bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Works in parts that fit into memory. Each part's sum is divided by the tokens of the whole *update*: so they
-    add up to its mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
+    """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
+    add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
     loss_of = models.loss or policy_loss
     total = int(batch["mask"][rows].sum())
@@ -402,7 +402,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: columns + 1
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: the last id
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -458,13 +458,13 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
-            last = i == cfg.iterations or plots.is_dead(rows)
-            if cfg.eval_every and (last or i % cfg.eval_every == 0):
+            stop = i == cfg.iterations or plots.is_dead(rows)
+            if cfg.eval_every and (stop or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            stop = last or bool(STOP)  # read before `watch`: a Ctrl-C in it acts an iteration later
-            stop = watch(row, trajs, learned, models, cfg) is True or stop
+            stop |= bool(STOP)  # before `watch`, in which several processes may agree on it
+            stop |= watch(row, trajs, learned, models, cfg) is True
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -478,7 +478,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
-          f"go on:   unless it ended: same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
+          f"go on:   unless ended: same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
     return rows, models
 
 
@@ -495,7 +495,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     learned = []
     for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # each its own shuffle
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # any numbers do
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -541,9 +541,9 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. `sample` moves traj.cached afterwards.
-    The model returns logits of the last input alone. So pads (-), which make all rows q long, come first:
+    Only the last input gets logits. So pads (-), which make all rows q long, are input first, but stored last:
         one row holds 7, reads a b c    input a b c    into columns 7 8 9 of the cache
-        another holds 5, reads x        input - - x    into columns 6 7 5: pads behind x, hidden, then overwritten"""
+        another holds 5, reads x        input - - x    into columns 6 7 5: x sees no pad, later ids overwrite them"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -608,8 +608,8 @@ def load_models(cfg):
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
                 "No network? (If it has no critic: --algo grpo. If it was a run's, and is gone: edit RUN/config.json)"):
-        tok = transformers.AutoTokenizer.from_pretrained(  # a misspelt path: ask no hub
-            cfg.source, local_files_only=Path(cfg.model).parent.is_dir())
+        tok = transformers.AutoTokenizer.from_pretrained(
+            cfg.source, local_files_only=Path(cfg.model).parent.is_dir())  # perhaps a misspelt path: ask no hub
         policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
             transformers.logging.set_verbosity_error()  # it would report that this head is new
@@ -646,8 +646,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder and trainer.pt (states of networks and optimizer, log, origin), all that
-    --resume reads. Old files are replaced when all new ones are written, so the process may die at any moment."""
+    """RUN/checkpoint: a Hugging Face folder and trainer.pt (networks, optimizer, log, origin). --resume reads
+    only the latter. Old files are replaced when all new ones are written, so the process may die at any moment."""
     new = Path(cfg.out, "checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(cfg.out, "log.jsonl").read_text(), "origin": cfg.origin}
@@ -727,18 +727,18 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: those of a run (--resume, --model RUN) are set, and stay
+            if getattr(self, name) is None:  # NOTE: a run's (--resume, --model RUN) stay, see --starpo-s below
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
-        for setting in fields(self):  # the rest tells mistakes: first wrong types and ranges
+        for setting in fields(self):  # from here on only checks: types and ranges
             kind, value = setting.type, getattr(self, setting.name)
             least = 1 if kind is int and setting.default else 0  # 1 for counts whose default is 1 or more
             need(kind is str or value is setting.default or isinstance(value, (kind, int)) and least <= value < 1e15,
                  f"--{setting.name.replace('_', '-')} {value}: must be {kind.__name__}, {least} to 1e15")
-        need(self.temperature > 0, "--temperature must be above 0, or the model never explores")
+        need(self.temperature > 0 < self.max_new_tokens, "--temperature and --max-new-tokens: above 0")
         need(max(self.keep, self.gamma, self.lam, self.success_rate, self.clip_high) <= 1,
              "keep, gamma, lam, success_rate, clip_high: at most 1")
         need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
@@ -766,7 +766,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
                  f"--resume trains on: same world, model, folder (is its first model gone? Write {run}/checkpoint as "
                  f"model into {run}/config.json). Else: --model {run}, which takes its weights")
-        cfg = config(**settings | {"device": Config.device, "out": ""} | given)
+        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
     of_no_use = NOT_FOR[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
@@ -780,7 +780,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(the same every time, at temperature 0.5: --seed and --temperature do nothing)")
+            print(f"{samples[0]['text']}\n(the same every time, temperature 0.5: --seed, --temperature do nothing)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

@@ -391,7 +391,7 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "at most 1"), ("--gamma 2", "at most 1"), ("--keep 7", "at most 1"),
-    ("--temperature 0", "above 0"), ("--eval-prompts 300", "256 levels"), ("--clip-high 1.28", "at most 1"),
+    ("--temperature 0", "above 0"), ("--max-new-tokens 0", "above 0"), ("--eval-prompts 300", "256 levels"), ("--clip-high 1.28", "at most 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "wrong folder"), ("--model no/such-model", "wrong folder, id"), ("--model runs/no", "wrong folder"), ("--model {base}", "chat template"),
