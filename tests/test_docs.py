@@ -160,7 +160,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "the gentle lake described in words (3 of 3, from 0.2 to 0.5), but not the map (0 of 2, half the episodes)." in README
+    assert "the gentle lake in words (3 of 3, from 0.2 to 0.5), but not as a map (0 of 2, half the episodes)." in README
     assert "with 4 x 8 episodes one of three seeds had learnt" in page
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
@@ -181,7 +181,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    assert "Let me Let ," in said and "by 300 they are gibberish (`Let me Let ,`)" in README
+    assert "Let me Let ," in said and "By 300 thoughts are gibberish (`Let me Let ,`)" in README
 
 
 def test_speed_tables_are_those_of_the_output():
@@ -226,7 +226,7 @@ def test_readme_findings_are_those_of_the_ledger():
         if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with two retrained `tiny`s 2 of 5 runs collapse.)" in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with two retrained `tiny`s 2 of 5 do.)" in section
     assert len(table) == 5 and table.count("") == 2 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
@@ -234,14 +234,14 @@ def test_readme_findings_are_those_of_the_ledger():
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on all answers are malformed, all returns equal" in section
-    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "returns still differ" in section
+    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "while answers are right and returns differ" in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer: the answer is still right"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
-    assert "Gradients shrink, with spikes." in section and max(longest[160:241]) > 100 * np.median(longest[160:241])
+    assert "Then gradients shrink, with spikes." in section and max(longest[160:241]) > 100 * np.median(longest[160:241])
     assert np.median(longest[250:271]) > 0.1 > 0.01 > np.median(longest[160:241])
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike, by 300 they" in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike." in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; CPUs differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
