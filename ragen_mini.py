@@ -225,13 +225,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: your gae (PPO), of_group (GRPO), or both: one is idle."""
-    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} needs the other --algo, not {cfg.algo}")
+    """Filter, advantages, updates. `replaced`: your own gae (PPO) or of_group (GRPO). Of both, one is idle."""
+    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} needs the other --algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i: in the slice
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i: its place here
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -478,7 +478,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
-          f"go on:   unless ended: same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
+          f"go on, unless it ended: same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
     return rows, models
 
 
@@ -495,7 +495,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     learned = []
     for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # any numbers do
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # a shuffle each
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
