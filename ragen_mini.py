@@ -57,12 +57,13 @@ FORMAT_PENALTY = -0.1  # reward of an invalid answer: malformed, or with an unkn
 EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 (Sec. 3.2)
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
-CUDA = torch.cuda.is_available()  # NOTE: what depends on it has not been run on a GPU
+CUDA = torch.cuda.is_available()
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
 NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # unused by each
 STOP = []  # the signals that asked to stop (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights. Do not nest it
+torch.backends.cuda.enable_cudnn_sdp(False)  # this attention plans anew for every length: each token has one
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -551,11 +552,12 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         pads = start + q - end
         inputs.append([0] * pads + traj.ids[start:])
         columns.append([*range(end, end + pads), *range(start, end)])
-    inputs = torch.tensor(inputs, device=cfg.device)  # (b,q)
-    cache.columns = torch.tensor(columns, device=cfg.device)  # (b,q)
-    cache.rows = torch.tensor([traj.cache_row for traj in trajs], device=cfg.device)  # (b,)
     cache.used = max(map(max, columns)) + 1  # columns that this pass looks at
-    future = torch.arange(cache.used, device=cfg.device) > cache.columns[:, None, :, None]  # (b,1,q,used)
+    with torch.device(cfg.device):
+        inputs = torch.tensor(inputs)  # (b,q)
+        cache.columns = torch.tensor(columns)  # (b,q)
+        cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
+        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used)
     with or_say(f"--model {cfg.model} cannot be used here"):
         output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
                         logits_to_keep=1, attention_mask=-1e30 * future)  # a mask that is added to the scores

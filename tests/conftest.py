@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 os.environ |= {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # no network, no window
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # numbers of a CPU are expected; what needs a GPU is in extras/gpu.py
 # Such small models gain nothing from more, and threads that wait for a busy core lose much.
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,6 +2,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +19,14 @@ def test_all_but_the_gpu(capsys):
     said = capsys.readouterr().out
     assert stop.value.code == 0
     assert "check of the ratio passed" in said
-    assert "8 of 8 episodes alike" in said
+    assert "8 of 8 episodes alike, token for token" in said and "8 up to a token" in said
     for name in ("ppo", "grpo", "generate"):
         assert re.search(rf"^\| {name} \|.*\| 160 \|", said, re.M), "2 x 2 trajectories of 5 turns of 8 tokens"
     assert "a decode step of 4 rows" in said
     assert rm.encode is bench.ENCODE
+
+
+def test_a_difference_counts_unless_another_token_was_as_likely():
+    ours = SimpleNamespace(ids=[1, 2, 3], old_logp=[0, -1e-6, -0.7])
+    for other, alike in (([1, 2, 3], True), ([1, 2, 4], True), ([1, 2], False), ([1, 5, 3], False)):
+        assert gpu.alike_up_to_a_tie(ours, SimpleNamespace(ids=other)) is alike, other

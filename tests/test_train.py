@@ -397,7 +397,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--model {tmp}", "wrong folder"), ("--model no/such-model", "wrong folder, id"), ("--model runs/no", "wrong folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
-    ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint")]
+    ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint"), ("--device cuda", "CUDA")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
@@ -405,8 +405,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
     (tmp_path / "empty").mkdir()
     base = save(tmp_path / "base", random_llama(len(tok)), tok)
     Path(base, "chat_template.jinja").unlink()
-    mistakes = MISTAKES if torch.cuda.is_available() else [*MISTAKES, ("--device cuda", "CUDA")]
-    for flags, says in mistakes:
+    for flags, says in MISTAKES:
         flags = flags.format(tmp=tmp_path / "empty", file=tmp_path / "file", base=base)
         with pytest.raises((envs.UserError, OSError)) as error:
             rm.train(rm.parse_config(["--device", "cpu", "--out", str(tmp_path / "run"), *flags.split()]))
