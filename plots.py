@@ -109,10 +109,8 @@ def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run with a log")
     with or_say(f"{folder}: config.json or log.jsonl is damaged"):
-        rows = []
-        for line in log.read_text().split("\n")[:-1]:  # behind the last \n a line may be unfinished
-            rows.append(json.loads(line))
-        return Run(json.loads(config.read_text()), rows)
+        lines = log.read_text().split("\n")[:-1]  # behind the last \n a line may be unfinished
+        return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
 
 
 # ------------------------------------------------------------------------- when did a run collapse?
