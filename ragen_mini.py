@@ -8,7 +8,7 @@
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
-    python ragen_mini.py --resume RUN --iterations 100    go on: the rows are those of a run that never stopped
+    python ragen_mini.py --resume RUN --iterations 100    go on, as if it had never stopped
     python ragen_mini.py --model RUN --play 7             see it play level 7
 
 Words
@@ -484,7 +484,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajectories, results of `learn`
-    """Play, then learn. All randomness comes from (cfg.seed, i), so that a resumed run has the same rows."""
+    """Play, then learn. All randomness comes from (cfg.seed, i): on a CPU, a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # for seeds: of levels (none of EVAL_SEEDS), of sampling

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import asdict
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -182,6 +183,25 @@ def test_readme_episode_is_a_real_one():
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
     assert "Let me Let ," in said and "By 300 thoughts are gibberish (`Let me Let ,`)" in README
+
+
+def test_what_is_told_of_a_gpu_is_in_its_log():
+    page, log = (ROOT / "extras/README.md").read_text(), (ROOT / "figures/gpu.txt").read_text()
+    slow, fast = re.findall(r"^\| ppo \| \S+ s \| (\S+) s \| (\S+) s \| (\d+) \| (\d+) \| (\S+) GiB \|$", log, re.M)
+    rollout, rest, speed, tokens, memory = map(float, fast)
+    assert tokens == 128 * 5 * 256
+    assert (f"{rollout:.0f} s for the rollout ({speed:,.0f} tokens a second, {1000 * rollout / (5 * 256):.0f} ms for every "
+            f"token of 128 trajectories), {rest:.0f} s for the rest, {memory} GiB at most") in page
+    assert f"{float(slow[0]) / (5 * 400) * 1000:.0f} ms a token instead of {1000 * rollout / (5 * 256):.0f}" in page
+    seconds = [float(a) + float(b) for a, b in re.findall(r"^iteration \d: rollout (\S+) s, update (\S+) s", log, re.M)]
+    first, cpu = fmean(seconds[1:5]), fmean(seconds[5:])  # the first one loads kernels
+    again = re.findall(r"'seconds_rollout': (\S+), 'seconds_update': (\S+),", log)
+    without = fmean(float(a) + float(b) for a, b in again[1:])
+    assert f"with `tiny` {first:.0f} s an iteration instead of {without:.1f}" in page
+    assert f"takes {without:.1f} s (with `--epochs 2`), on that machine's CPU {cpu:.1f} s" in page
+    before, after = map(float, re.search(r"^2 .*'grad_norm': \((\S+), (\S+)\)", log, re.M).groups())
+    assert f"differed by {1 - after / before:.1%}" in page
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "importing the program switches it off"
 
 
 def test_speed_tables_are_those_of_the_output():
