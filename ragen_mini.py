@@ -740,7 +740,7 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
             least = 1 if kind is int and setting.default else 0  # 1 for counts whose default is 1 or more
             need(kind is str or value is setting.default or isinstance(value, (kind, int)) and least <= value < 1e15,
                  f"--{setting.name.replace('_', '-')} {value}: must be {kind.__name__}, {least} to 1e15")
-        need(self.temperature > 0 < self.max_new_tokens, "--temperature and --max-new-tokens: above 0")
+        need(min(self.temperature, self.max_new_tokens) > 0, "--temperature and --max-new-tokens: above 0")
         need(max(self.keep, self.gamma, self.lam, self.success_rate, self.clip_high) <= 1,
              "keep, gamma, lam, success_rate, clip_high: at most 1")
         need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
