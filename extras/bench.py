@@ -381,10 +381,14 @@ def bytes_kept(body, T):
     return sum(storages.values())
 
 
-def about():  # -> the first line of the output, so that a file of it says where it comes from
-    cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
-    command = " ".join(["python extras/bench.py", *sys.argv[1:]])
-    return f"{command}: commit {mutants.commit()}, {cpu}, torch {torch.__version__}, transformers {transformers.__version__}"
+def about(machine, program="bench.py"):  # -> first line of the output, so that a file of it says where it comes from
+    command = " ".join([f"python extras/{program}", *sys.argv[1:]])
+    return (f"{command}: commit {mutants.commit()}, {machine}, torch {torch.__version__}, "
+            f"transformers {transformers.__version__}")
+
+
+def cpu():
+    return re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
 
 
 def main():
@@ -401,7 +405,7 @@ def main():
     torch.set_num_threads(args.threads)
     if args.memory_of:
         return peak_memory(args)
-    print(about(), flush=True)
+    print(about(cpu()), flush=True)
     for mode in modes:
         if getattr(args, mode.__name__):
             return mode(args)

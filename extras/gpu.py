@@ -203,7 +203,7 @@ def main(argv=None):
         args.model = random_model(args.shape)
         weights = f"random weights, shape {args.shape}"
     device = torch.cuda.get_device_name() if rm.CUDA else "CPU"
-    print(f"{device}, torch {torch.__version__}, transformers {transformers.__version__}; {weights}", flush=True)
+    print(f"{bench.about(device, 'gpu.py')}; {weights}", flush=True)
     check_ratios(args)
     alike = check_greedy(args)
     print(f"\n| {args.prompts} x {args.rollouts}, {args.tokens} tokens a turn, 5 turns | iteration | rollout | "
