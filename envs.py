@@ -13,7 +13,7 @@ which lists what can happen and how probable that is. `step` draws one of these 
         # _ X O # #        env.level is what stays fixed: floor and targets
         # # # # # #
     env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
-    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: False (callers limit)
+    obs, reward, terminated, truncated, info = env.step("Down")    # truncated: always False
 
 `seed` fixes the level. `seed` and `episode` (its number in the group) fix the dice: slips and pay-outs.
 
@@ -78,7 +78,7 @@ class Env:
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
     def bonus(self, turn):  # turn: a dict, see take_turn. Called before the answer's actions are run
-        """Extra reward for what an answer *says*. It is trained on, but the next message does not show it."""
+        """Extra reward for what an answer *says*. It is trained on, but the model is not told of it."""
         return 0.0
 
 
@@ -136,7 +136,7 @@ class FrozenLake(Env):
     moves share the rest. The goal pays 1. The goal and the holes end the episode."""
     actions = ("Left", "Down", "Right", "Up")  # a circle: both neighbours of a move are perpendicular to it
 
-    def __init__(self, size=4, frozen=0.8, success_rate=0.8):  # frozen: the chance of a cell to be ice
+    def __init__(self, size=4, frozen=0.8, success_rate=0.8):  # frozen: the chance that a cell is ice
         self.size = size
         self.draw_args = (size, frozen)
         self.success_rate = success_rate
@@ -254,7 +254,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the walls. Each step adds its cell and a neighbour (1.7, 0.35: gym-sokoban's)."""
+    """A random walk inside the walls. Each step adds its cell and a neighbour (1.7 and 0.35 are gym-sokoban's)."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)
@@ -335,7 +335,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
 
     @cache
     def value(state, left, combine):  # chance of success with `left` actions left
-        need(value.cache_info().currsize < 10 ** 6, "too many states: lower --max-actions, or --eval-every 0")
+        need(value.cache_info().currsize < 10 ** 6, "too many states: lower --max-actions, or --eval-every 0")  # memory
         if left == 0:
             return float(env.won(state))
         by_action = []

@@ -41,7 +41,7 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R (P,N); learned: what each call of `learn` returned -> columns
+def log_columns(trajs, R, learned):  # R (P,N); learned: [(batch, steps)] -> columns
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
@@ -49,7 +49,7 @@ def log_columns(trajs, R, learned):  # R (P,N); learned: what each call of `lear
         steps += steps_of_slice
         if "kl" in batch:
             kl.append(batch["kl"][batch["mask"]].mean().item())
-    thoughts = [thought_of(turn) for turn in turns]
+    thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
     row = {
         "reward": R.mean(),
@@ -109,7 +109,7 @@ def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
     need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run with a log")
     with or_say(f"{folder}: config.json or log.jsonl is damaged"):
-        lines = log.read_text().split("\n")[:-1]  # behind the last \n a line may be unfinished
+        lines = log.read_text().split("\n")[:-1]  # after the last \n a line may be unfinished
         return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
 
 
@@ -131,7 +131,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the end: enough only if dead
+        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the end: enough only if the run is dead
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None
@@ -205,10 +205,7 @@ def finish_panel(ax, metric):
 
 def moving_average(y):  # (n,) -> (n,): means over `half` values on either side
     half = max(2, len(y) // 40)
-    averages = []
-    for i in range(len(y)):
-        averages.append(y[max(0, i - half):i + half + 1].mean(0))
-    return np.array(averages)
+    return np.array([y[max(0, i - half):i + half + 1].mean(0) for i in range(len(y))])
 
 
 @matplotlib.style.context(STYLE)
