@@ -59,11 +59,11 @@ MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
-NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # unused by each
+NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what each does not use
 STOP = []  # the signals that asked to stop (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
-autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights. Do not nest it
-torch.backends.cuda.enable_cudnn_sdp(False)  # this attention plans anew for every length: each token has one
+autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
+torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, so for every token that is sampled
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -80,7 +80,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward stands on the last token of its answer
+        self.reward = []  # a turn's reward stands on the last token of its answer: all of them led to it
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -193,11 +193,11 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far
-    logp = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
+    next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
     cache.select(trajs)  # now each has a row of its own, a copy of its group's
     live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
     while live:
-        sample(writing, logp, generator)  # logp (b,V): a row for each of `writing`
+        sample(writing, next_logps, generator)  # (b,V): a row for each of `writing`
         writing = [traj for traj in writing if traj.ids[-1] not in ends
                    and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]
         if not writing:
@@ -206,17 +206,17 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
             live = writing = [traj for traj in live if not traj.done]
             cache.select(live)  # drops the rows of finished episodes
         if live:  # the next token of unfinished answers, or new messages to all
-            logp = read(models.policy, cache, writing, cfg)
+            next_logps = read(models.policy, cache, writing, cfg)
     return trajs
 
 
-def sample(trajs, logp, generator):  # logp (b,V): of the next token of each
-    tokens = torch.multinomial(logp.exp(), 1, generator=generator)  # (b,1)
-    chosen = logp.gather(1, tokens).flatten().tolist()
-    entropies = entropy_of(logp).tolist()
-    for traj, token, token_logp, entropy in zip(trajs, tokens.tolist(), chosen, entropies):
+def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for each token that may come next
+    tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
+    chosen = next_logps.gather(1, tokens).flatten().tolist()
+    entropies = entropy_of(next_logps).tolist()
+    for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropies):  # ids: of one token
         traj.cached = len(traj.ids)  # all of these were read; the new token was not
-        traj.append(token, sampled=True, logp=token_logp)  # token: a list of one
+        traj.append(ids, sampled=True, logp=logp)
         traj.entropy += entropy
 
 
@@ -226,13 +226,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: your own gae (PPO) or of_group (GRPO). Of both, one is idle."""
+    """Filter, advantages, updates. `replaced`: your own gae (for PPO), of_group (for GRPO), or both."""
     need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} needs the other --algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i: its place here
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its group
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -302,7 +302,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected: a baseline (tutorial, 3)."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected. Such a baseline takes away
+    noise (an easy level's tokens are not all good); why it changes no mean: tutorial, part 3."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -357,7 +358,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: here, not around all steps: it caches bf16 copies of the weights, which a step makes stale
+@autocast  # NOTE: here, not around all steps: until it ends it keeps bf16 copies of the weights, of before a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
@@ -369,14 +370,14 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         logp, entropy = token_logps(models.policy, part, cfg)
         loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
-        share = loss.sum() / total
-        share.backward()  # here, so that only one network's activations are in memory
-        stats["policy_loss"] += share.item()
+        part_loss = loss.sum() / total
+        part_loss.backward()  # here, so that only one network's activations are in memory
+        stats["policy_loss"] += part_loss.item()
         if "ret" in part:  # PPO
             value = token_values(models.critic, part)  # part["value"] is older: from before the updates
-            share = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
-            share.backward()
-            stats["value_loss"] += share.item()
+            part_loss = value_loss(value, part["value"][mask], part["ret"][mask]).sum() / total
+            part_loss.backward()
+            stats["value_loss"] += part_loss.item()
     return stats
 
 
@@ -412,7 +413,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
     """Like log_softmax(policy(inputs).logits / temperature). But logits, the largest tensor of all, are made
-    only for trained tokens, chunk by chunk. No attention mask: pads are on the right, where nobody looks."""
+    only for trained tokens, chunk by chunk. No attention mask: pads are on the right, where no token looks."""
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
@@ -464,7 +465,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP)  # before `watch`, in which several processes may agree on it
+            stop |= bool(STOP)  # before `watch`, in which processes that train together may exchange it
             stop |= watch(row, trajs, learned, models, cfg) is True
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -541,10 +542,10 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest. `sample` moves traj.cached afterwards.
-    Only the last input gets logits. So pads (-), which make all rows q long, are input first, but stored last:
-        one row holds 7, reads a b c    input a b c    into columns 7 8 9 of the cache
-        another holds 5, reads x        input - - x    into columns 6 7 5: x sees no pad, later ids overwrite them"""
+    ids[cached:] are read, because the cache holds the rest. Only the last input gets logits. So pads (-), which
+    make all rows q long, are input first. But they are stored last, where x sees none and later ids replace them:
+        a row that holds 0 1 2, reads a b c    input a b c    then holds 0 1 2 a b c    columns 3 4 5
+        a row that holds 0, reads x            input - - x    then holds 0 x - -        columns 2 3 1"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -630,7 +631,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
-    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished ({len(rows) - 1}): give it more --iterations")
+    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished at {len(rows) - 1}: give it more --iterations")
     out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}").expanduser()
     number = 1
     while out.exists() and not cfg.resume:
@@ -711,7 +712,7 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
     epochs: int = 1  # passes over the trajectories of an iteration
     online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
-    critic_lr: float = None  # Adam, critic (tiny: 1e-3, others: 1e-5)
+    critic_lr: float = None  # Adam, critic, whose head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
     eval_only: bool = False  # evaluate --model, show its first episode, and stop
@@ -738,7 +739,9 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
         for setting in fields(self):  # from here on only checks: types and ranges
             kind, value = setting.type, getattr(self, setting.name)
             least = 1 if kind is int and setting.default else 0  # 1 for counts whose default is 1 or more
-            need(kind is str or value is setting.default or isinstance(value, (kind, int)) and least <= value < 1e15,
+            if kind is str or value is setting.default:
+                continue
+            need(isinstance(value, (kind, int)) and least <= value < 1e15,
                  f"--{setting.name.replace('_', '-')} {value}: must be {kind.__name__}, {least} to 1e15")
         need(min(self.temperature, self.max_new_tokens) > 0, "--temperature and --max-new-tokens: above 0")
         need(max(self.keep, self.gamma, self.lam, self.success_rate, self.clip_high) <= 1,

@@ -412,7 +412,7 @@ BUGS = {  # function: the piece of the shipped text, what stands there instead
     "returns": (".view(-1, cfg.rollouts)", ".view(cfg.rollouts, -1).T.contiguous()"),
     "compute_advantages": ("(adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)",
                            "(adv - adv.mean()) / (adv.std(correction=0) + 1e-8)"),
-    "sample": ("torch.multinomial(logp.exp(), 1, generator=generator)", "logp.argmax(1, keepdim=True)"),
+    "sample": ("torch.multinomial(next_logps.exp(), 1, generator=generator)", "next_logps.argmax(1, keepdim=True)"),
     "take_turn": ("traj.reward[-1] =", "traj.reward[traj.answer_start] ="),
 }
 

@@ -49,7 +49,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("the template's tokens are dropped from an answer", "clean_up_tokenization_spaces=False)",
          "clean_up_tokenization_spaces=False, skip_special_tokens=True)"),
         # the rollout
-        ("greedy sampling", "torch.multinomial(logp.exp(), 1, generator=generator)", "logp.argmax(1, keepdim=True)"),
+        ("greedy sampling", "torch.multinomial(next_logps.exp(), 1, generator=generator)", "next_logps.argmax(1, keepdim=True)"),
         ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
          "output.logits[:, -1].float()"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
@@ -110,7 +110,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
          "in order[:len(order) // cfg.update_size * cfg.update_size].split(cfg.update_size):"),
         ("no zero_grad", "    models.optimizer.zero_grad()\n", ""),
         ("mean over the grid", 'int(batch["mask"][rows].sum())', 'batch["mask"][rows].numel()'),
-        ("mean over each micro-batch", "share = loss.sum() / total", "share = loss.float().mean()"),
+        ("mean over each micro-batch", "part_loss = loss.sum() / total", "part_loss = loss.float().mean()"),
         ("clip_fraction per part", "was_clipped.sum().item() / total", "was_clipped.float().mean().item()"),
         ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
         # iterations

@@ -238,7 +238,7 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --model runs/nowhere/checkpoint", "--model runs/nowhere/checkpoint cannot be loaded"),
     ("ragen_mini.py --model gpt2", "--model gpt2 cannot be loaded"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
-    ("ragen_mini.py --resume {runs}/mine", "mine is finished (1): give it more --iterations"),
+    ("ragen_mini.py --resume {runs}/mine", "mine is finished at 1: give it more --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: "),
     ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume trains on"),

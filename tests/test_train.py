@@ -312,7 +312,7 @@ def test_nothing_is_overwritten(tmp_path, bandit):
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
-    with pytest.raises(envs.UserError, match=r"finished \(2\): give it more --iterations"):
+    with pytest.raises(envs.UserError, match="finished at 2: give it more --iterations"):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
