@@ -63,7 +63,7 @@ NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr"
 STOP = []  # the signals that asked to stop (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
-torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, so for every token that is sampled
+torch.backends.cuda.enable_cudnn_sdp(False)  # an attention that plans anew for each length, so for each new token
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -227,7 +227,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: your own gae (for PPO), of_group (for GRPO), or both."""
-    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)} needs the other --algo")
+    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)}: of_group needs --algo grpo, gae ppo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -446,7 +446,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ----------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """A `learn` or `rollout` of your own returns what ours returns. `rollout` also plays the evaluations.
+    """A `learn` or `rollout` of your own returns what ours returns. `rollout` also plays the evaluations (N = 1).
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
     cfg = replace(cfg)  # a copy: __post_init__ runs again, as settings may have been changed by hand
     models = models or load_models(cfg)
@@ -466,7 +466,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, in which processes that train together may exchange it
-            stop |= watch(row, trajs, learned, models, cfg) is True
+            stop |= watch(row, trajs, learned, models, cfg) == True  # nothing else: a row, say, goes on
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -480,7 +480,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
-          f"go on, unless it ended: same program, --resume {cfg.out} (at the end: --iterations {2 * cfg.iterations})")
+          f"train on, by the same program: --resume {cfg.out} --iterations {2 * cfg.iterations}")
     return rows, models
 
 
@@ -597,7 +597,7 @@ class Models:
     policy: nn.Module
     critic: nn.Module  # PPO; else None
     ref: nn.Module  # the policy before training, for the KL penalty; None: there is none
-    optimizer: torch.optim.Optimizer  # yours, or that of an earlier `train`; None: `train` makes it
+    optimizer: torch.optim.Optimizer  # yours (its state_dict has param_groups); None: `train` makes it
     tok: object  # the tokenizer
     loss: object = None  # a policy_loss of your own; None: ours
 
@@ -609,7 +609,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded: wrong folder, id, device? Files missing or cut? "
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, id, device? Files cut? "
                 "No network? (If it has no critic: --algo grpo. If it was a run's, and is gone: edit RUN/config.json)"):
         tok = transformers.AutoTokenizer.from_pretrained(
             cfg.source, local_files_only=Path(cfg.model).parent.is_dir())  # perhaps a misspelt path: ask no hub
@@ -620,8 +620,7 @@ def load_models(cfg):
                 dtype=torch.float32, num_labels=1).to(cfg.device)
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: is it instruction-tuned, its folder whole?")
-    message_length = len(begin(0, 0, 0, tok, cfg).ids)
-    longest = cfg.max_turns * (message_length + 16 + cfg.max_new_tokens)  # 16: the line that tells the reward
+    longest = cfg.max_turns * (len(begin(0, 0, 0, tok, cfg).ids) + 16 + cfg.max_new_tokens)  # 16: "Reward: ..."
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
     need(longest <= room, f"episodes take up to {longest} tokens, not {room}: lower --max-new-tokens or --max-turns")
     return Models(policy, critic, ref, None, tok)
@@ -708,7 +707,7 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
     gamma: float = 1.0  # ppo: discount, per token that the model wrote
     lam: float = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
-    update_size: int = 32  # E: trajectories per update
+    update_size: int = 32  # E: trajectories per update (of the last: the rest)
     epochs: int = 1  # passes over the trajectories of an iteration
     online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
@@ -744,11 +743,12 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
             need(isinstance(value, (kind, int)) and least <= value < 1e15,
                  f"--{setting.name.replace('_', '-')} {value}: must be {kind.__name__}, {least} to 1e15")
         need(min(self.temperature, self.max_new_tokens) > 0, "--temperature and --max-new-tokens: above 0")
-        need(max(self.keep, self.gamma, self.lam, self.success_rate, self.clip_high) <= 1,
-             "keep, gamma, lam, success_rate, clip_high: at most 1")
+        for name in ("keep", "gamma", "lam", "success_rate", "clip_high"):
+            need(getattr(self, name) <= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at most 1")
         need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
         need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        need(self.algo in NOT_FOR and self.adv_norm in ("std", "mean"), "--algo: ppo or grpo; --adv-norm: std or mean")
+        need(self.algo in NOT_FOR, f"--algo {self.algo}: must be ppo or grpo")
+        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
@@ -785,7 +785,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(the same every time, temperature 0.5: --seed, --temperature do nothing)")
+            print(f"{samples[0]['text']}\n(the same every time, at temperature 0.5. Evaluations draw other tokens)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

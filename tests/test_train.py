@@ -170,9 +170,11 @@ def test_the_success_rate_reaches_play_and_yardsticks(folder):
 
 
 def test_only_true_ends_a_run(tmp_path, folder):
-    """A `watch` that returns its row, say, does not."""
-    rows = run(tmp_path / "run", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder, watch=lambda row, *_: row)
-    assert [row["iteration"] for row in rows] == [0, 1, 2]
+    """A `watch` that returns its row, say, does not; NumPy's True does."""
+    for answer, last in ((dict, 2), (lambda row: np.bool_(row["iteration"] == 1), 1), (lambda row: np.bool_(False), 2)):
+        rows = run(tmp_path / f"run{last}", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder,
+                   watch=lambda row, *_: answer(row))
+        assert rows[-1]["iteration"] == last
 
 
 def test_settings_that_were_changed_by_hand_count(tmp_path, bandit):
@@ -256,7 +258,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'} (at the end: --iterations 10)")
+    assert told.out.splitlines()[-1].endswith(f"--resume {tmp_path / 'run'} --iterations 10")
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -390,10 +392,10 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--success-rate 1.5", "at most 1"), ("--gamma 2", "at most 1"), ("--keep 7", "at most 1"),
+    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be at most 1"), ("--gamma 2", "--gamma 2.0: must"), ("--keep 7", "at most 1"),
     ("--temperature 0", "above 0"), ("--max-new-tokens 0", "above 0"), ("--eval-prompts 300", "256 levels"), ("--clip-high 1.28", "at most 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "ppo or grpo"), ("--adv-norm max", "std or mean"), ("--device moon", "cpu"),
+    ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cpu"),
     ("--model {tmp}", "wrong folder"), ("--model no/such-model", "wrong folder, id"), ("--model runs/no", "wrong folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
