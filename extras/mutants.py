@@ -138,6 +138,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("entropy per episode",
          "sum(traj.entropy for traj in trajs) / tokens", "fmean(traj.entropy for traj in trajs)"),
         ("grad_norm_max is a mean", 'max(step["grad_norm"] for', 'fmean(step["grad_norm"] for'),
+        ("grad_norm_max sees the last steps alone", 'step["grad_norm"] for step in steps', 'step["grad_norm"] for step in steps[-4:]'),
         ("length of answers per turn", "tokens / len(trajs)", "tokens / len(turns)"),
         ("thoughts are counted once each", "for thought in thoughts)", "for thought in set(thoughts))"),
     ],

@@ -258,8 +258,9 @@ def test_a_row_of_the_log(cfg, monkeypatch):
              walked(1, [0.5], thoughts[1:2], [3], entropy=1.0),
              walked(1, [0.0], thoughts[:1], [7], entropy=2.0)]
     trajs[1].turns[0]["valid"] = False
-    steps = [dict(policy_loss=1.0, clip_fraction=0.0, grad_norm=2.0),
-             dict(policy_loss=3.0, clip_fraction=0.5, grad_norm=6.0)]
+    steps = [dict(policy_loss=1.0, clip_fraction=0.0, grad_norm=2.0)] * 8  # a spike in the second of 16
+    steps += [dict(policy_loss=3.0, clip_fraction=0.5, grad_norm=3.0)] * 8
+    steps[1] = steps[1] | {"grad_norm": 26.0}
     mask = torch.tensor([[1, 1, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 0]]).bool()
     learned = {"mask": mask, "kl": torch.tensor([[0.4, -0.2, 0, 0, 0], [0] * 5, [0, 0, 0.1, 0, 0]])}, steps
     row, played, returned = rm.iterate(7, None, cfg, lambda *rest: learned, lambda *rest: trajs)
@@ -267,8 +268,8 @@ def test_a_row_of_the_log(cfg, monkeypatch):
     assert row.pop("seconds_rollout") >= 0 and row.pop("seconds_update") >= 0
     assert row == pytest.approx(dict(
         iteration=7, reward=0.35, reward_std=0.4, success=0.25, valid=0.8, turns=1.25, tokens=30, response_length=7.5,
-        entropy=10 / 30, think_length=10 / 5, distinct=3 / 5, updates=2, policy_loss=2.0, clip_fraction=0.25,
-        grad_norm=4.0, grad_norm_max=6.0, kl=0.1), abs=1e-6)
+        entropy=10 / 30, think_length=10 / 5, distinct=3 / 5, updates=16, policy_loss=2.0, clip_fraction=0.25,
+        grad_norm=4.0, grad_norm_max=26.0, kl=0.1), abs=1e-6)
 
 
 def test_a_row_of_an_iteration_without_updates(cfg, monkeypatch):
