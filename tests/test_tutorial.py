@@ -164,6 +164,11 @@ def test_training_calls_what_was_plugged_in(algo, monkeypatch):
     assert set(names) - called == ({"grpo_advantages"} if algo == "ppo" else {"gae", "value_loss"})
 
 
+def test_every_answer_of_the_staff_can_be_made():
+    """If you edited one of the three files: these pieces of text are to be adapted in course/answers.txt or course/staff."""
+    assert not answers.MISSING
+
+
 @pytest.mark.parametrize("name", exercises.BUGS)
 def test_a_function_with_a_bug_is_the_shipped_one_with_this_bug(name):
     """Apart from comments, docstring, the module's name and the seams for other advantages: so it cannot go out of step

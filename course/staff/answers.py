@@ -21,6 +21,8 @@ def cell_of(name, *pieces):  # the shipped function; with pieces of an answers.t
     try:
         text = checks.mutated(checks.text_of(shipped), *pieces)
     except AssertionError:
+        if not hasattr(right_answers, name):
+            raise
         return checks.mutated(checks.text_of(getattr(right_answers, name)), *pieces)
     if pieces and not pieces[0]:  # all of it is another one's
         return text
@@ -35,12 +37,17 @@ SOLVED = {name: cell_of(name) for name in EXERCISES} | {
 
 MORE = checks.read_answers(Path(__file__).with_name("more_answers.txt"))
 RIGHT, WRONG = {}, {}  # {exercise: [source, ...]}, {exercise: [(words of the message, source), ...]}
+MISSING = []  # pieces that a shipped function no longer has, since it was edited
 for name in EXERCISES:
     RIGHT[name], WRONG[name] = [], []
     if hasattr(right_answers, name):
         RIGHT[name].append(checks.text_of(getattr(right_answers, name)))
     for words, *pieces in checks.ANSWERS.get(name, []) + MORE.get(name, []):
-        text = cell_of(name, *pieces)
+        try:
+            text = cell_of(name, *pieces)
+        except AssertionError as error:
+            MISSING.append(f"{name}: {error}")
+            continue
         if words == "right":
             RIGHT[name].append(text)
         else:
