@@ -262,6 +262,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert "Then gradients shrink, with spikes." in section and max(longest[160:241]) > 100 * np.median(longest[160:241])
     assert np.median(longest[250:271]) > 0.1 > 0.01 > np.median(longest[160:241])
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike (so is the right answer)." in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike (as the right answers are)." in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; CPUs differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
