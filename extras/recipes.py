@@ -7,7 +7,8 @@ The ways in:
     train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
                              a state_dict, also one that you add, is in the checkpoint. models.optimizer: your own; if it is
                              None, `train` makes one for the networks as they then are. models.loss: another policy_loss, a
-                             number for each token. (It shows from the second update on: --update-size 16, --epochs 2)
+                             number for each token, which knows nothing of its episode; if it must: a `learn` (see gspo).
+                             (Both show from the second update on: --update-size 16, --epochs 2)
                              NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
     train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
                              advantages only, while filter, KL penalty and updates stay
@@ -87,6 +88,45 @@ def cispo(cfg):
     models = rm.load_models(cfg)
     models.loss = loss
     return rm.train(cfg, models)
+
+
+def gspo(cfg):
+    """GSPO (arXiv 2507.18071): GRPO with one ratio for an episode, the geometric mean of its tokens'; episodes weigh alike.
+    It wants a narrower clip, such as --clip-low 0.0003 --clip-high 0.0004. No filter, no entropy bonus. For one ratio an
+    answer, or sums divided by a constant (Dr. GRPO, arXiv 2503.20783), change `of_episodes`."""
+    rm.need(cfg.algo == "grpo" and cfg.keep == 1, "gspo is for --algo grpo, without --keep or --starpo-s")
+
+    def of_episodes(part, logp, cfg):  # -> losses of its rows
+        mask = part["mask"]
+        moved = torch.zeros_like(part["adv"])
+        moved[mask] = logp - part["old_logp"][mask]
+        length = mask.sum(1)
+        ratio = (moved.sum(1) / length).exp()
+        adv = part["adv"].sum(1) / length  # of all its tokens the same, but for KL penalties
+        return -torch.min(ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
+
+    @rm.autocast
+    def add_gradients(batch, rows, models):  # -> statistics
+        total = 0.0
+        for _, part in rm.micro_batches(batch, rows):
+            logp, _ = rm.token_logps(models.policy, part, cfg)
+            loss = of_episodes(part, logp, cfg).sum() / len(rows)
+            loss.backward()
+            total += loss.item()
+        return {"policy_loss": total}
+
+    def learn(trajs, models, cfg, seed):  # rm.learn and rm.updates in one
+        R = rm.returns(trajs, cfg)
+        if rm.nothing_to_compare(R, cfg):
+            return {}, []
+        batch, steps = rm.compute_advantages(trajs, R, models, cfg), []
+        shuffler = torch.Generator().manual_seed(seed)
+        for _ in range(cfg.epochs):
+            for rows in torch.randperm(len(trajs), generator=shuffler).split(cfg.update_size):
+                stats = add_gradients(batch, rows.tolist(), models)
+                steps.append(stats | {"grad_norm": rm.take_step(models)})
+        return batch, steps
+    return rm.train(cfg, learn=learn)
 
 
 # ----------------------------------------------------------------------------------------------- other rewards
@@ -174,6 +214,7 @@ def lora(cfg):
     makes a folder that --model takes."""
     import peft
     models = rm.load_models(cfg)
+    rm.need(not hasattr(models.policy, "peft_config"), f"{cfg.model} is an adapter already: merge it first, or --resume")
     adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
     models.policy = peft.get_peft_model(models.policy, adapters)
     return rm.train(cfg, models)
@@ -268,8 +309,8 @@ def own_model(cfg):
     return rm.train(rm.replace(cfg, model=folder))
 
 
-ALL = (rloo, discount_per_turn, early_turns_count_more, cispo, short_answers, said, sgd, muon, warm_up, lora, read_once,
-       bf16, own_model)
+ALL = (rloo, discount_per_turn, early_turns_count_more, cispo, short_answers, said, gspo, sgd, muon, warm_up, lora,
+       read_once, bf16, own_model)
 RECIPES = {recipe.__name__: recipe for recipe in ALL}
 
 if __name__ == "__main__":

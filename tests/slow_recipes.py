@@ -34,10 +34,11 @@ def trained(rows):
 def test_every_recipe_trains(name, algo, cfg):
     if name == "lora":
         pytest.importorskip("peft")
-    if name == "discount_per_turn" and algo == "grpo":
-        with pytest.raises(UserError, match="is for --algo ppo"):
-            recipes.RECIPES[name](cfg("--algo", algo))
-        return
+    for recipe, wants in (("discount_per_turn", "ppo"), ("gspo", "grpo")):
+        if name == recipe and algo != wants:
+            with pytest.raises(UserError, match=f"is for --algo {wants}"):
+                recipes.RECIPES[name](cfg("--algo", algo))
+            return
     rows, models = recipes.RECIPES[name](cfg("--algo", algo))
     assert len(rows) == 3 and rows_of(models_out(cfg)) == rows
     if name != "own_model":  # a random one earns the same in all episodes
@@ -112,6 +113,39 @@ def test_cispo_drops_no_token(cfg):
     loss, was_clipped = models.loss(logp, torch.zeros(3), torch.zeros(3), adv, cfg())
     loss.sum().backward()
     assert logp.grad.tolist() == pytest.approx([-2.4, -2.0, 0.2]) and was_clipped.tolist() == [True, False, False]
+
+
+def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
+    """Ratios are moved away from 1, some beyond the clip; parts of an update are small."""
+    cfg = cfg("--algo", "grpo", "--kl-coef", 0, "--update-size", 16, "--max-turns", 3)
+    seen = []
+    monkeypatch.setattr(rm, "train", lambda cfg, learn: seen.append(learn))
+    recipes.gspo(cfg)
+    models = rm.load_models(cfg)
+    trajs = rm.rollout(models, range(500, 502), 8, cfg, 0)
+    noise = torch.Generator().manual_seed(0)
+    for traj in trajs:
+        shift = torch.randn(1, generator=noise).item() / 3
+        traj.old_logp = [logp + shift * own for logp, own in zip(traj.old_logp, traj.mask)]
+        traj.reward[-1] += torch.rand(1, generator=noise).item()
+    weights = list(models.policy.parameters())
+    found = []
+    monkeypatch.setattr(rm, "take_step", lambda models: found.extend(weight.grad.clone() for weight in weights) or 1.0)
+    monkeypatch.setattr(rm, "MICRO_TOKENS", 300)
+    _, steps = seen[0](trajs, models, cfg, 0)
+    advantages = rm.grpo_advantages(rm.returns(trajs, cfg)).flatten()
+    models.policy.zero_grad()
+    total, clipped = 0.0, 0
+    for traj, adv in zip(trajs, advantages):
+        logps = models.policy(torch.tensor([traj.ids])).logits[0, :-1].log_softmax(-1)
+        moved = [logps[t - 1, traj.ids[t]] - traj.old_logp[t] for t in range(1, len(traj.ids)) if traj.mask[t]]
+        ratio = torch.stack(moved).mean().exp()
+        clipped += not 0.8 < ratio < 1.2
+        total = total - torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv) / 16
+    total.backward()
+    assert steps[0]["policy_loss"] == pytest.approx(total.item(), abs=1e-5) and 2 < clipped < 14
+    for weight, grad in zip(weights, found):
+        torch.testing.assert_close(weight.grad, grad, atol=1e-5, rtol=1e-3)
 
 
 def test_a_discount_of_1_per_turn_changes_nothing(cfg):
@@ -223,6 +257,8 @@ def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
         assert torch.allclose(again(ids).logits, models.policy(ids).logits, atol=1e-4)
     changed = [name for name, weight in again.named_parameters() if not torch.allclose(weight, start[name], atol=1e-7)]
     assert changed and all("q_proj" in name or "v_proj" in name for name in changed)
+    with pytest.raises(UserError, match="is an adapter already: merge it first"):
+        recipes.lora(cfg("--algo", "grpo", "--model", tmp_path / "run", "--out", tmp_path / "again"))
 
 
 def test_the_command_line(cfg, tmp_path, monkeypatch):
