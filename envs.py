@@ -57,14 +57,14 @@ class Env:
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
-    split = True      # hold out a quarter of the levels for evaluation; False: in a world of few levels
+    split = True      # hold out a quarter of all levels for evaluation; False: in a world of few levels
     over = True       # so that `step` fails before `reset`
 
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # 1: not find_level's dice
+        self.dice = np.random.default_rng([seed, episode, 1])  # 1: other dice than find_level's
         self.over = False
         return self.render(), {"success": False}
 
@@ -74,7 +74,7 @@ class Env:
         outcomes = self.outcomes(self.state, action)
         chosen = self.dice.choice(len(outcomes), p=[chance for chance, _, _, _ in outcomes])
         _, self.state, reward, over = outcomes[chosen]
-        self.over = bool(over)  # a world may use NumPy's numbers, a log wants Python's
+        self.over = bool(over)  # JSON does not take NumPy's
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
     def bonus(self, turn):  # turn: a dict, see take_turn. Called before the answer's actions are run

@@ -8,7 +8,7 @@
         updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
-    python ragen_mini.py --resume RUN --iterations 100    go on, as if it had never stopped
+    python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
     python ragen_mini.py --model RUN --play 7             see it play level 7
 
 Words
@@ -21,7 +21,7 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes, playing, advantages, losses, the loop; cache, files, settings. New to RL? Tutorial, part 3.
+Order: episodes, playing, advantages, losses, the loop; cache, `models`, settings (`cfg`). New to RL? Tutorial, 3.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -59,11 +59,11 @@ MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
-NOT_FOR = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what each does not use
-STOP = []  # the signals that asked to stop (see ask_to_stop)
+UNUSED_BY = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}
+STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
-torch.backends.cuda.enable_cudnn_sdp(False)  # an attention that plans anew for each length, so for each new token
+torch.backends.cuda.enable_cudnn_sdp(False)  # it would make a plan for each length, so for each new token
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -227,7 +227,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: your own gae (for PPO), of_group (for GRPO), or both."""
-    need(not replaced or replaced.keys() - NOT_FOR[cfg.algo], f"{list(replaced)}: of_group needs --algo grpo, gae ppo")
+    need(not replaced or replaced.keys() - UNUSED_BY[cfg.algo], f"{list(replaced)}: of_group is for grpo, gae for ppo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -251,7 +251,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4
+    return spread < 1e-4  # PPO's advantages would be the critic's errors alone, enlarged by whitening
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -302,8 +302,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected. Such a baseline takes away
-    noise (an easy level's tokens are not all good); why it changes no mean: tutorial, part 3."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected, a baseline. It takes away noise
+    (on an easy level bad moves are rewarded, too), and leaves the mean gradient as it is (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -340,8 +340,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the worse of two errors counts. Say
-    old_value 0, ret 2. At value 0.8 the clipped 0.5 errs more: no gradient. At -0.8 the value does: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value
+    0, ret 2. At value 0.8 it is that of the clipped 0.5: no gradient. At -0.8 it is its own: it is pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -358,7 +358,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: here, not around all steps: until it ends it keeps bf16 copies of the weights, of before a step
+@autocast  # NOTE: around one step only: until it ends it keeps bf16 copies of the weights, which a step makes stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
@@ -542,10 +542,10 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest. Only the last input gets logits. So pads (-), which
-    make all rows q long, are input first. But they are stored last, where x sees none and later ids replace them:
-        a row that holds 0 1 2, reads a b c    input a b c    then holds 0 1 2 a b c    columns 3 4 5
-        a row that holds 0, reads x            input - - x    then holds 0 x - -        columns 2 3 1"""
+    ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter rows get
+    pads (-) in front. A pad is stored *behind* its row's ids, where none of them sees it, and later ids replace it:
+        holds k k k, reads a b c    input a b c    into columns 3 4 5    then holds k k k a b c
+        holds k, reads x            input - - x    into columns 2 3 1    then holds k x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -637,7 +637,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         number += 1
         out = Path(f"{wanted}-{number}")
     (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-    with or_say(f"cannot train in {out}: does another process, or may you not write there?"):
+    with or_say(f"cannot train in {out}: is another process training there, or may you not write?"):
         lock = filelock.FileLock(out / "lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
@@ -667,7 +667,7 @@ def restore(models, cfg):  # -> the log when it was saved
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin,
              f"{cfg.resume} is {state['origin']}: it only goes on as that, not as {cfg.origin}. Anew: --model RUN")
-        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new lr counts
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr takes effect
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
                 part.load_state_dict(state[name])
@@ -683,7 +683,7 @@ FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens"
 
 
 @dataclass
-class Config:  # None, except in `play`: __post_init__ puts in what suits model and --starpo-s
+class Config:  # for None (but in `play`) __post_init__ puts in what suits the model and --starpo-s
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
@@ -747,7 +747,7 @@ class Config:  # None, except in `play`: __post_init__ puts in what suits model 
             need(getattr(self, name) <= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at most 1")
         need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
         need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        need(self.algo in NOT_FOR, f"--algo {self.algo}: must be ppo or grpo")
+        need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
@@ -772,7 +772,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
                  f"--resume trains on: same world, model, folder (is its first model gone? Write {run}/checkpoint as "
                  f"model into {run}/config.json). Else: --model {run}, which takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
-    of_no_use = NOT_FOR[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
+    of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
     return cfg
