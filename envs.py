@@ -329,8 +329,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the sum over outcomes of p times value(next state, 0 if over, else left - 1)
-    For the room at the top of this file: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play is an upper
-    bound: it sees the state before each action, a model only once per turn."""
+    In the room at the top: yardsticks(env, 10)[:, 10] -> [0.04, 1.00]. Optimal play sees more states than a model."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache
@@ -367,9 +366,7 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
     return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
-def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"; 1, 1 -> "won. Chances:"
-    if n == 1:  # nothing is estimated
-        return "won. Chances:" if p else "lost. Chances:"
+def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 

@@ -141,16 +141,19 @@ def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare re
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a shorter log lives
 
 
+def advice(rows, cfg):  # -> what `train` says at last
+    if is_dead(rows):
+        return f"ended at {rows[-1]['iteration']}: no update in ten iterations. If success is low: anew, a lower --lr"
+    goal = cfg.iterations * (1 + (len(rows) > cfg.iterations))  # if it was reached, twice as many
+    return f"go on:   python ragen_mini.py --resume {cfg.out} --iterations {goal} (or your script, if that began it)"
+
+
 # ----------------------------------------------------------------------------------------- pictures
 def curves(folders, out=None):  # -> path of the picture
     need(out or len(folders) == 1, "several runs in one picture: name it, such as --out both.png")
     out = out or Path(folders[0], "curves.png")
     need(Path(out).suffix, f"--out {out} does not say which kind of picture: such as --out {out}.png")
-    runs = {str(folder): load(folder) for folder in folders}
-    for label, run in runs.items():
-        if is_dead(run.rows):
-            print(f"{label} ended: no updates. Success {run.rows[-1].get('success')}; if low, start anew: lower --lr")
-    return dashboard(runs, out)
+    return dashboard({str(folder): load(folder) for folder in folders}, out)
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style

@@ -480,7 +480,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         bar.close()
         lock.release()
     print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
-          f"train on, by the same program: --resume {cfg.out} --iterations {2 * cfg.iterations}")
+          f"{plots.advice(rows, cfg)}")
     return rows, models
 
 
