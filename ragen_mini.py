@@ -21,7 +21,7 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes, playing, advantages, losses, the loop; cache, `models`, settings (`cfg`). New to RL? Tutorial, 3.
+Order: episodes, playing, advantages, losses, loop; cache, `models`, settings (`cfg`). New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -59,11 +59,11 @@ MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
-UNUSED_BY = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}
+UNUSED_BY = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # settings, own functions
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
-torch.backends.cuda.enable_cudnn_sdp(False)  # it would make a plan for each length, so for each new token
+torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length, so each token
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -466,7 +466,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, in which processes that train together may exchange it
-            stop |= watch(row, trajs, learned, models, cfg) == True  # nothing else: a row, say, goes on
+            stop |= watch(row, trajs, learned, models, cfg) == True  # NumPy's True, too, nothing else
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
