@@ -138,7 +138,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
 
 
 def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: a shorter log lives
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count: shorter logs are alive
 
 
 def advice(rows, cfg):  # -> what `train` says at last

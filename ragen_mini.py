@@ -59,7 +59,7 @@ MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
-UNUSED_BY = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # settings, own functions
+UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
@@ -227,7 +227,8 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: your own gae (for PPO), of_group (for GRPO), or both."""
-    need(not replaced or replaced.keys() - UNUSED_BY[cfg.algo], f"{list(replaced)}: of_group is for grpo, gae for ppo")
+    used = "gae" if cfg.algo == "ppo" else "of_group"
+    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -271,8 +272,8 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v: before a token, the critic's forecast of rewards to come.
-    next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t.
+    """Generalised advantage estimation (PPO). v_t: the critic's forecast, before token t, of the rewards to come.
+    next: the next column *that the model wrote*. gamma = lambda = 1: A_t = rewards to come - v_t. lambda = 0: delta_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -302,8 +303,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected, a baseline. It takes away noise
-    (on an easy level bad moves are rewarded, too), and leaves the mean gradient as it is (tutorial, part 3)."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus a baseline, what was expected (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -340,8 +340,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value
-    0, ret 2. At value 0.8 it is that of the clipped 0.5: no gradient. At -0.8 it is its own: it is pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value 0,
+    ret 2. At value 0.8 the clipped 0.5 errs more, a constant: no gradient. At -0.8 value errs more: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -358,7 +358,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: around one step only: until it ends it keeps bf16 copies of the weights, which a step makes stale
+@autocast  # NOTE: leave it before each optimizer step, which makes the bf16 weights that it keeps stale
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
@@ -711,7 +711,7 @@ class Config:  # for None (but in `play`) __post_init__ puts in what suits the m
     epochs: int = 1  # passes over the trajectories of an iteration
     online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
-    critic_lr: float = None  # Adam, critic, whose head begins at random (tiny: 1e-3, others: 1e-5)
+    critic_lr: float = None  # Adam, critic. Larger, as its head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
     eval_prompts: int = 256  # evaluation levels; there are no more than 256
     eval_only: bool = False  # evaluate --model, show its first episode, and stop

@@ -530,7 +530,7 @@ def test_a_seam_that_the_algorithm_does_not_use_is_refused(cfg, algo, seam, monk
     """RLOO under the default PPO would train PPO, without a word. Both together are fine: one of them is used."""
     cfg = rm.replace(cfg, algo=algo)
     monkeypatch.setattr(rm, "returns", lambda *_: 1 / 0)  # what comes next
-    with pytest.raises(envs.UserError, match=f".'{seam}'.: of_group is for grpo, gae for ppo"):
+    with pytest.raises(envs.UserError, match=f"--algo {algo} uses .*, not your .'{seam}'."):
         rm.learn([], None, cfg, 0, **{seam: print})
     with pytest.raises(ZeroDivisionError):
         rm.learn([], None, cfg, 0, gae=print, of_group=print)
