@@ -303,7 +303,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus a baseline, what was expected (tutorial, part 3)."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus a baseline, what was expected (see tutorial, 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
