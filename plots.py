@@ -145,7 +145,7 @@ def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
         return f"ended at {rows[-1]['iteration']}: no update in ten iterations. If success is low: anew, a lower --lr"
     goal = cfg.iterations * (1 + (len(rows) > cfg.iterations))  # if it was reached, twice as many
-    return f"go on:   python ragen_mini.py --resume {cfg.out} --iterations {goal} (or your script, if that began it)"
+    return f"go on:   python ragen_mini.py --resume {cfg.out} --iterations {goal}  # or your script, if that began it"
 
 
 # ----------------------------------------------------------------------------------------- pictures

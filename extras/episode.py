@@ -51,7 +51,10 @@ def episode(run):  # -> path of the picture
 
 def trained_in(run):  # -> name of its world; None: its settings are missing
     config = Path(run, "config.json")
-    return envs.title(json.loads(config.read_text())["env"]) if config.is_file() else None
+    if not config.is_file():
+        return None
+    with or_say(f"{config} is damaged"):
+        return envs.title(json.loads(config.read_text())["env"].strip())
 
 
 def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves one that is none

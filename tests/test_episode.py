@@ -111,3 +111,11 @@ def test_samples_of_another_run_are_one_line(tmp_path):
 def test_a_run_without_samples_is_one_line(tmp_path):
     with pytest.raises(envs.UserError, match="was it evaluated"):
         episode.episode(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"env": null}', '{"env": "ban'])
+def test_a_damaged_config_is_named(text, tmp_path):
+    (tmp_path / "samples.jsonl").write_text('{"iteration": 0, "env": "bandit", "turns": []}\n')
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(envs.UserError, match="config.json is damaged"):
+        episode.episode(tmp_path)
