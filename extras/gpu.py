@@ -31,7 +31,7 @@ SHAPES = {  # Llama with attention_bias is Qwen2, but for the name
     "tiny": dict(vocab_size=500, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2)}
 GREEDY = 1e-4  # a temperature: the likeliest token
-TIE = -1e-3  # a log-prob at that temperature: another token was nearly as likely
+TIE = -1e-3  # a log-prob at that temperature: another token's logit is less than 0.0007 away
 
 
 def random_model(shape):  # -> folder
@@ -99,12 +99,12 @@ def check_greedy(args):
     alike = sum(alike_up_to_a_tie(one, other) for one, other in zip(ours, theirs))
     longest = max(len(traj.ids) for traj in ours)
     print(f"greedy rollout and generate: {same} of {len(ours)} episodes alike, token for token, of {longest} tokens "
-          f"and less; {alike} up to a token beside which another was as likely")
+          f"and less; {alike} up to a token beside which another was nearly as likely")
     return alike == len(ours)
 
 
 def alike_up_to_a_tie(one, other):
-    """Where logits are equal in six digits, rounding decides which token is taken, and all that follows differs."""
+    """At a tie rounding decides which token is taken, and all that follows differs."""
     for mine, its, logp in zip(one.ids, other.ids, one.old_logp):
         if mine != its:
             return logp < TIE
