@@ -54,7 +54,9 @@ def trained_in(run):  # -> name of its world; None: its settings are missing
     if not config.is_file():
         return None
     with or_say(f"{config} is damaged"):
-        return envs.title(json.loads(config.read_text())["env"].strip())
+        world = json.loads(config.read_text())["env"]
+    need(isinstance(world, str), f"{config} is damaged: env is {world}")
+    return envs.title(world)
 
 
 def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves one that is none
