@@ -254,7 +254,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the walls. Each step adds its cell and a neighbour (1.7 and 0.35 are gym-sokoban's)."""
+    """A random walk inside the walls. Each step adds its cell and a neighbour (1.7, 0.35: from gym-sokoban)."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)
@@ -329,12 +329,12 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the sum over outcomes of p times value(next state, 0 if over, else left - 1)
-    In the room at the top, 10 actions: 0.04, 1.00. Optimal play looks after every action, a model once per turn."""
+    In the room at the top, 10 actions: 0.04, 1.00. Optimal play looks after every action, a model every turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache
     def value(state, left, combine):  # chance of success with `left` actions left
-        need(value.cache_info().currsize < 10 ** 6, "too many states: lower --max-actions, or --eval-every 0")  # memory
+        need(value.cache_info().currsize < 10 ** 6, "too many states: lower --max-actions, or --eval-every 0")
         if left == 0:
             return float(env.won(state))
         by_action = []

@@ -138,14 +138,14 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
 
 
 def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count: shorter logs are alive
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count
 
 
 def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
         return f"ended at {rows[-1]['iteration']}: no update in ten iterations. If success is low: anew, a lower --lr"
     goal = cfg.iterations * (1 + (len(rows) > cfg.iterations))  # if it was reached, twice as many
-    return f"go on:   python ragen_mini.py --resume {cfg.out} --iterations {goal}  # or your script, if that began it"
+    return f"go on:   python ragen_mini.py --resume {cfg.out} --iterations {goal}  # or your own script"
 
 
 # ----------------------------------------------------------------------------------------- pictures

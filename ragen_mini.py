@@ -21,7 +21,7 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes, playing, advantages, losses, loop; cache, `models`, settings (`cfg`). New to RL? Tutorial, part 3.
+Order: episodes, playing, advantages, losses, the loop; cache, `models`, `cfg`. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -272,8 +272,8 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v_t: the critic's forecast, before token t, of the rewards to come.
-    next: the next column *that the model wrote*. gamma = lambda = 1: A_t = rewards to come - v_t. lambda = 0: delta_t.
+    """Generalised advantage estimation (PPO). v_t: before token t, the critic's forecast of rewards to come.
+    next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -303,7 +303,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus a baseline, what was expected (see tutorial, 3)."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected: a baseline (tutorial, 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -340,8 +340,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value 0,
-    ret 2. At value 0.8 the clipped 0.5 errs more, a constant: no gradient. At -0.8 value errs more: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say
+    old_value 0, ret 2. At value 0.8 the clipped 0.5 errs more: no gradient. At -0.8 value does: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -413,7 +413,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
 
 def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the tokens that the model wrote
     """Like log_softmax(policy(inputs).logits / temperature). But logits, the largest tensor of all, are made
-    only for trained tokens, chunk by chunk. No attention mask: pads are on the right, where no token looks."""
+    only for trained tokens, chunk by chunk. No attention mask: pads are on the right, where none looks."""
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
@@ -446,7 +446,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ----------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """A `learn` or `rollout` of your own returns what ours returns. `rollout` also plays the evaluations (N = 1).
+    """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
     cfg = replace(cfg)  # a copy: __post_init__ runs again, as settings may have been changed by hand
     models = models or load_models(cfg)
@@ -485,7 +485,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajectories, results of `learn`
-    """Play, then learn. All randomness comes from (cfg.seed, i): on a CPU, a resumed run has the same rows."""
+    """Play, then learn. All randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # for seeds: of levels (none of EVAL_SEEDS), of sampling
@@ -542,8 +542,8 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter rows get
-    pads (-) in front. A pad is stored *behind* its row's ids, where none of them sees it, and later ids replace it:
+    ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter
+    rows get pads (-) in front. A pad is stored *behind* its row's ids: none sees it, later ids replace it.
         holds k k k, reads a b c    input a b c    into columns 3 4 5    then holds k k k a b c
         holds k, reads x            input - - x    into columns 2 3 1    then holds k x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
@@ -554,7 +554,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         inputs.append([0] * pads + traj.ids[start:])
         columns.append([*range(end, end + pads), *range(start, end)])
     cache.used = max(map(max, columns)) + 1  # columns that this pass looks at
-    with torch.device(cfg.device):
+    with torch.device(cfg.device):  # where these are made
         inputs = torch.tensor(inputs)  # (b,q)
         cache.columns = torch.tensor(columns)  # (b,q)
         cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
@@ -643,7 +643,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: this iteration's success (few levels), valid answers")
+    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: success (few levels), valid answers")
     return cfg, rows, lock
 
 
@@ -667,7 +667,7 @@ def restore(models, cfg):  # -> the log when it was saved
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin,
              f"{cfg.resume} is {state['origin']}: it only goes on as that, not as {cfg.origin}. Anew: --model RUN")
-        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr takes effect
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict"):
                 part.load_state_dict(state[name])
@@ -785,7 +785,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(the same every time, at temperature 0.5. Evaluations draw other tokens)")
+            print(f"{samples[0]['text']}\n(the same every time, at temperature 0.5; evaluations draw others)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
