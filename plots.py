@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +35,6 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
 }
 DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
 SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")  # in `collapse`
-LOG_AXIS = ("grad_norm", "grad_norm_max")
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90}]
@@ -143,9 +143,9 @@ def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare re
 
 def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
-        return f"ended at {rows[-1]['iteration']}: no update in ten iterations. If success is low: anew, a lower --lr"
-    goal = cfg.iterations * (1 + (len(rows) > cfg.iterations))  # if it was reached, twice as many
-    return f"go on:   python ragen_mini.py --resume {cfg.out} --iterations {goal}  # or your own script"
+        return f"ended at {len(rows) - 1}: no update in ten iterations. If success is low: anew, a lower --lr"
+    goal = cfg.iterations + 30 * (len(rows) > cfg.iterations)  # if it was reached, 30 more (True is 1)
+    return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 
 
 # ----------------------------------------------------------------------------------------- pictures
@@ -201,7 +201,7 @@ def finish_panel(ax, metric):
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
         ax.set_ylim(0, 1.15)
-    if metric in LOG_AXIS:
+    if metric.startswith("grad_norm"):
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
         ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 

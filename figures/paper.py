@@ -356,7 +356,7 @@ def draw_seeds(ax, metric, runs, label, number):
         return
     how = "thick: mean"
     middle = np.nanmean
-    if metric in plots.LOG_AXIS:
+    if metric.startswith("grad_norm"):
         how = "thick: median"
         middle = np.nanmedian
     style = DASHES[number % len(DASHES)]
@@ -457,7 +457,7 @@ def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: in whic
     for ax, metric in zip(axes, metrics):
         x, y = run.series(metric)
         heading = TITLES[metric]
-        if metric in plots.LOG_AXIS:
+        if metric.startswith("grad_norm"):
             draw_with_median(ax, x, y)
             heading += f" (thick: median of {2 * AROUND + 1} iterations)"
         else:

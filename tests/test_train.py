@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import signal
+import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -259,7 +260,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert f"--resume {tmp_path / 'run'} --iterations 5  # or" in told.out.splitlines()[-1]  # what was asked for
+    assert told.out.endswith(f"--resume '{tmp_path / 'run'}' --iterations 5\n")  # what was asked for
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -315,12 +316,14 @@ def test_nothing_is_overwritten(tmp_path, bandit):
 
 
 def test_the_last_line_says_what_comes_next(bandit):
-    """Twice as many iterations; as many as were asked for (Ctrl-C); or none, where all returns were equal."""
+    """Thirty more iterations; as many as were asked for (Ctrl-C); or none, where all returns were equal. By the
+    program that began it."""
     out, rows = bandit
-    cfg = rm.Config(model="tiny", device="cpu", out="RUN", iterations=2)
-    assert plots.advice(rows, cfg).startswith("go on:   python ragen_mini.py --resume RUN --iterations 4  # or")
-    assert "--iterations 2  # or" in plots.advice(rows[:2], cfg)
-    dead = [{"iteration": i, "updates": 0} for i in range(1, 11)]
+    cfg = rm.Config(model="tiny", device="cpu", out="a run", iterations=2)
+    assert plots.advice(rows, cfg) == f"go on:   python {sys.argv[0]} --resume 'a run' --iterations 32"
+    assert plots.advice(rows[:2], cfg).endswith("--iterations 2")
+    assert plots.advice(rows[:1], rm.replace(cfg, iterations=0)).endswith("--iterations 30")
+    dead = [{"iteration": i, "updates": 0} for i in range(11)]
     assert plots.advice(dead, cfg) == "ended at 10: no update in ten iterations. If success is low: anew, a lower --lr"
 
 
@@ -406,8 +409,9 @@ MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be at most 1"), ("--gamma 2", "--gamma 2.0: must"), ("--keep 7", "at most 1"),
     ("--temperature 0", "above 0"), ("--max-new-tokens 0", "above 0"), ("--eval-prompts 300", "256 levels"), ("--clip-high 1.28", "at most 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cpu"),
-    ("--model {tmp}", "wrong folder"), ("--model no/such-model", "wrong folder, id"), ("--model runs/no", "wrong folder"), ("--model {base}", "chat template"),
+    ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on moon"),
+    ("--model {tmp}", "cannot be loaded on cpu (damaged files?"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
+    ("--model {tmp}/no", "empty/no: no such folder"), ("--model gpt2", "--model gpt2: no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
     ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint"), ("--device cuda", "CUDA")]
