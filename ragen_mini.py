@@ -44,10 +44,10 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 import filelock  # comes with torch
-import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint  # frees activations, and computes them again in backward
 from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, logging
 
 import envs
 import plots
@@ -479,7 +479,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out} --play 0\n"
+    print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out!r} --play 0\n"
           f"{plots.advice(rows, cfg)}")
     return rows, models
 
@@ -604,20 +604,22 @@ class Models:
 
 def load_models(cfg):
     """Weights are fp32: a step of 1e-6 vanishes in bf16. from_pretrained leaves dropout off, in eval mode."""
-    transformers.logging.disable_progress_bar()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would report that the critic's head is new
     if cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
+    folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
+    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (named by RUN/config.json?)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}: wrong folder, id, device? Files cut? "
-                "No network? (If it has no critic: --algo grpo. If it was a run's, and is gone: edit RUN/config.json)"):
-        tok = transformers.AutoTokenizer.from_pretrained(
-            cfg.source, local_files_only=Path(cfg.model).parent.is_dir())  # perhaps a misspelt path: ask no hub
-        policy = transformers.AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32).to(cfg.device)
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (damaged files? No critic: --algo grpo)"):
+        tok = AutoTokenizer.from_pretrained(cfg.source)
+        policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
+        policy.to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
-            transformers.logging.set_verbosity_error()  # it would report that this head is new
-            critic = transformers.AutoModelForTokenClassification.from_pretrained(cfg.source,
-                dtype=torch.float32, num_labels=1).to(cfg.device)
+            critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
+            critic.to(cfg.device)
+    need(not report["missing_keys"], f"--model {cfg.model} cannot be used: its files lack weights")
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: is it instruction-tuned, its folder whole?")
     longest = cfg.max_turns * (len(begin(0, 0, 0, tok, cfg).ids) + 16 + cfg.max_new_tokens)  # 16: "Reward: ..."
@@ -650,26 +652,25 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 def save(models, cfg):
     """RUN/checkpoint: a Hugging Face folder and trainer.pt (networks, optimizer, log, origin). --resume reads
     only the latter. Old files are replaced when all new ones are written, so the process may die at any moment."""
-    new = Path(cfg.out, "checkpoint.new")
+    new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
-    state |= {"log": Path(cfg.out, "log.jsonl").read_text(), "origin": cfg.origin}
+    state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # tokenizer_config.json has the template
         torch.save(state, new / "trainer.pt")
         for file in sorted(new.iterdir()):
-            file.replace(Path(cfg.out, "checkpoint", file.name))
+            file.replace(f"{cfg.out}/checkpoint/{file.name}")
         new.rmdir()
 
 
 def restore(models, cfg):  # -> the log when it was saved
-    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (another --kl-coef?): put it back or start anew"):
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin,
-             f"{cfg.resume} is {state['origin']}: it only goes on as that, not as {cfg.origin}. Anew: --model RUN")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Anew: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
-            if hasattr(part, "state_dict"):
+            if part and name in state:  # else there is none, or it is as it began (a ref, after --kl-coef 0)
                 part.load_state_dict(state[name])
         return state["log"]
 
@@ -722,7 +723,7 @@ class Config:  # for None (but in `play`) __post_init__ puts in what suits the m
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
 
     def __post_init__(self):
-        if Path(self.model, "checkpoint").is_dir():  # the folder of a run
+        if Path(f"{self.model}/checkpoint").is_dir():  # the folder of a run
             self.model = f"{self.model}/checkpoint"
         self.source = TINY if self.model == "tiny" else self.model
         weights = Path(self.source, "model.safetensors")
@@ -764,13 +765,12 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}
     with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
-        if Path(run, "checkpoint").is_dir():  # a run's settings apply, except those given here
-            settings = json.loads(Path(run, "config.json").read_text())
+        if Path(f"{run}/checkpoint").is_dir():  # a run's settings apply, except those given here
+            settings = json.loads(Path(f"{run}/config.json").read_text())
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
-                 f"--resume trains on: same world, model, folder (is its first model gone? Write {run}/checkpoint as "
-                 f"model into {run}/config.json). Else: --model {run}, which takes its weights")
+                 f"--resume trains on: same world, model, folder. Else: --model {run}, which takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:

@@ -218,7 +218,7 @@ def test_a_checkpoint_of_another_model_does_not_fit(half, run, tok, tmp_path):
     about = json.loads((run / "config.json").read_text())
     about["model"] = save(tmp_path / "other", random_llama(len(tok), hidden_size=16), tok)
     (run / "config.json").write_text(json.dumps(about))
-    assert "trainer.pt cannot be used (another --kl-coef?): put it back or start anew" in fails(f"--resume {run}")
+    assert "trainer.pt cannot be used: put it back or start anew" in fails(f"--resume {run}")
     assert (run / "log.jsonl").read_bytes() == (half / "log.jsonl").read_bytes()
 
 
@@ -234,6 +234,15 @@ def test_resume_with_a_lower_learning_rate(run):
     assert settings(f"--resume {run}").lr == 1e-9, "it stays so"
     policy, critic = survive.saved(run)["optimizer"]["param_groups"]
     assert policy["lr"] == 1e-9 and critic["lr"] == settings(f"--resume {run}").critic_lr == 1e-3
+
+
+def test_a_run_may_go_on_without_a_penalty_and_then_with_it_again(run):
+    """The reference is the first model, kept in the checkpoint or loaded anew."""
+    first = survive.saved(run)["ref"]
+    train(f"--resume {run} --kl-coef 0 --iterations 3")
+    assert "ref" not in survive.saved(run) and "kl" not in rows_of(run)[3]
+    train(f"--resume {run} --kl-coef 0.001 --iterations 4")
+    assert survive.equal(survive.saved(run)["ref"], first) and rows_of(run)[4]["kl"] != 0
 
 
 # ------------------------------------------------------------------------------------------------ the parser, skips

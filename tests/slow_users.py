@@ -20,6 +20,7 @@ from pathlib import Path
 import matplotlib.figure
 import numpy as np
 import pytest
+import safetensors.torch
 
 import envs
 import plots
@@ -236,7 +237,7 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --play seven", "--play: invalid int value: 'seven'"),
     ("ragen_mini.py --model /etc", "--model /etc cannot be loaded"),
     ("ragen_mini.py --model runs/nowhere/checkpoint", "--model runs/nowhere/checkpoint cannot be loaded"),
-    ("ragen_mini.py --model gpt2", "--model gpt2 cannot be loaded"),
+    ("ragen_mini.py --model gpt2", "--model gpt2: no such folder"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
     ("ragen_mini.py --resume {runs}/mine", "mine is finished at 1: give it more --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
@@ -367,6 +368,13 @@ def without_template(run):
     file.write_text(json.dumps(settings))
 
 
+def without_weights(run):
+    file = Path(run, "checkpoint/model.safetensors")
+    tensors = safetensors.torch.load_file(file)
+    del tensors["model.norm.weight"]
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+
+
 DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n{"iter\n{}'), "plots.py curves run", "run: config.json or log.jsonl is damaged (JSONDecodeError"),
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "run: no iteration is finished"),
@@ -387,6 +395,7 @@ DAMAGE = [  # how, the command, what the user is told
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
     (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
+    (without_weights, "ragen_mini.py --model run", "--model run/checkpoint cannot be used: its files lack weights"),
     (without_template, "ragen_mini.py --model run", "has no chat template: is it instruction-tuned, its folder whole?")]
 
 
@@ -401,14 +410,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run is bandit-grpo-seed0 by ragen_mini.py: it only goes on as that, not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match="run is bandit-grpo-seed0 by ragen_mini.py: it only goes on as that, not as frozenlake-ppo-seed0"):
+    assert "run is bandit-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match="run is bandit-grpo-seed0 by ragen_mini.py, not frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
-    assert "by ragen_mini.py: it only goes on as that, not as bandit-grpo-seed0 by recipes.py rloo" in says
+    assert "by ragen_mini.py, not bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run is Guess-grpo-seed0 by ragen_mini.py: it only goes on as that, not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run is Guess-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
