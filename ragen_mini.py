@@ -33,10 +33,11 @@ import json
 import re
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
 from time import perf_counter
+from typing import Annotated, get_type_hints
 
 if __name__ == "__main__":
     signal(SIGINT, SIG_DFL)  # until training begins, Ctrl-C ends the program at once
@@ -681,43 +682,45 @@ STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; keeps 32 of 128: one update
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
+Count = Annotated[int, 1, 1e15]  # type, least, most. A mere int or float: 0 to 1e15
+Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # for None (but in `play`) __post_init__ puts in what suits the model and --starpo-s
+class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what suits the model and --starpo-s
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
-    success_rate: float = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
+    success_rate: Share = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     seed: int = 0  # of everything random in training. Evaluations and --play always sample alike
-    prompts: int = 8  # P: initial states per iteration
-    rollouts: int = 16  # N: episodes from each initial state
-    max_turns: int = 5  # turns of an episode
-    max_actions_per_turn: int = 5  # further actions of an answer are dropped
-    max_actions: int = 10  # actions of an episode
-    max_new_tokens: int = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
+    prompts: Count = 8  # P: initial states per iteration
+    rollouts: Count = 16  # N: episodes from each initial state
+    max_turns: Count = 5  # turns of an episode
+    max_actions_per_turn: Count = 5  # further actions of an answer are dropped
+    max_actions: Count = 10  # actions of an episode
+    max_new_tokens: Count = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
     no_think: bool = False  # answer at once, without <think>...</think>
-    temperature: float = 1.0  # of the rollout; evaluation is at 0.5
+    temperature: Annotated[float, 1e-6, 1e15] = 1.0  # of the rollout; evaluation is at 0.5
     starpo_s: bool = False  # StarPO-S: changes the next three settings
-    keep: float = None  # share of prompts to train on, widest spread of returns first (1; --starpo-s: 0.25)
+    keep: Share = None  # share of prompts to train on, widest spread of returns first (1; --starpo-s: 0.25)
     kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
-    clip_high: float = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
-    clip_low: float = 0.2  # the ratio is clipped below 1 - clip_low
+    clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
+    clip_low: Share = 0.2  # the ratio is clipped below 1 - clip_low
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
-    gamma: float = 1.0  # ppo: discount, per token that the model wrote
-    lam: float = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
+    gamma: Share = 1.0  # ppo: discount, per token that the model wrote
+    lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
-    update_size: int = 32  # E: trajectories per update (of the last: the rest)
-    epochs: int = 1  # passes over the trajectories of an iteration
-    online_k: int = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
+    update_size: Count = 32  # E: trajectories per update (of the last: the rest)
+    epochs: Count = 1  # passes over the trajectories of an iteration
+    online_k: Count = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic. Larger, as its head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
-    eval_prompts: int = 256  # evaluation levels; there are no more than 256
+    eval_prompts: Annotated[int, 1, 256] = 256  # evaluation levels
     eval_only: bool = False  # evaluate --model, show its first episode, and stop
     play: int = None  # show one episode of --model in this level, and stop
-    save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
+    save_every: Count = 10  # iterations between checkpoints; the last iteration is always saved
     out: str = ""  # folder of the run (runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run to continue with its settings; Python: parse_config(["--resume", RUN])
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
@@ -736,17 +739,14 @@ class Config:  # for None (but in `play`) __post_init__ puts in what suits the m
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
-        for setting in fields(self):  # from here on only checks: types and ranges
-            kind, value = setting.type, getattr(self, setting.name)
-            least = 1 if kind is int and setting.default else 0  # 1 for counts whose default is 1 or more
-            if kind is str or value is setting.default:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():  # from here on only checks
+            kind = getattr(hint, "__origin__", hint)  # Annotated[int, 1, 256] -> int
+            least, most = getattr(hint, "__metadata__", (0, 1e15))
+            value = getattr(self, name)
+            if kind is str or name == "play" and value is None:
                 continue
-            need(isinstance(value, (kind, int)) and least <= value < 1e15,
-                 f"--{setting.name.replace('_', '-')} {value}: must be {kind.__name__}, {least} to 1e15")
-        need(min(self.temperature, self.max_new_tokens) > 0, "--temperature and --max-new-tokens: above 0")
-        for name in ("keep", "gamma", "lam", "success_rate", "clip_high"):
-            need(getattr(self, name) <= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at most 1")
-        need(self.eval_prompts <= 256, "--eval-prompts: there are 256 levels")
+            need(isinstance(value, (kind, int)) and least <= value <= most,
+                 f"--{name.replace('_', '-')} {value}: must be {kind.__name__}, {least:g} to {most:g}")
         need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
@@ -757,10 +757,10 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
     about = f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
     parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    for setting in fields(config):
-        kind = {"action": "store_true"} if setting.type is bool else {"type": setting.type}
-        names = sorted({f"--{setting.name.replace('_', '-')}", f"--{setting.name}"})  # both spellings
-        parser.add_argument(*names, help=argparse.SUPPRESS, **kind)
+    for name, kind in get_type_hints(config).items():
+        how = {"action": "store_true"} if kind is bool else {"type": kind}
+        names = sorted({f"--{name.replace('_', '-')}", f"--{name}"})  # both spellings
+        parser.add_argument(*names, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}

@@ -22,6 +22,8 @@ def watch(row, trajs, learned, models, cfg):
     if "eval" not in row:
         return
     for name in NAMES:
+        if envs.title(name) in row["eval"]:  # evaluated already: the world of training, or named twice
+            continue
         columns, samples = rm.evaluate(row["iteration"], models, rm.replace(cfg, env=name))
         for column in columns:  # "eval" and "yardsticks", each {world: ...}
             row[column] |= columns[column]

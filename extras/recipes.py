@@ -20,8 +20,8 @@ The ways in:
     Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
 
     main(train, Config)      the command line for your script, with --resume. Config: a subclass of rm.Config with more options
-                             (@dataclass class Config(rm.Config): token_cost: float = 0.001), then cfg.token_cost. (Its types
-                             are read: no `from __future__ import annotations`)
+                             (@dataclass class Config(rm.Config): token_cost: float = 0.001), then cfg.token_cost. A float or
+                             int is at least 0, an rm.Count at least 1, an rm.Share from 0 to 1
 
 A run goes on by the program, and the recipe, that began it: --resume refuses another one.
 """

@@ -136,6 +136,7 @@ def train(cfg, pay):
             _, paid = plots.load(cfg.resume).series("pay")
             rm.need(len(paid), f"{cfg.resume} was not trained by this program: ragen_mini.py goes on with it")
             pay = paid[-1]
+    rm.need(abs(pay) < 1e6, f"--pay {pay}: must be a number")  # not nan or inf
     Claims.pay = pay
     result = rm.train(cfg, watch=watch)
     if Claims.pay and not any("claims" in row for row in result[0]):

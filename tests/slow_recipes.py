@@ -62,12 +62,14 @@ def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
 
 
 OWN_OPTION = """
+from __future__ import annotations  # makes annotations texts
 from dataclasses import dataclass
 import ragen_mini as rm
 
 @dataclass
 class Config(rm.Config):
     token_cost: float = 0.001  # of every token that the model writes
+    patience: rm.Share = 0.5
 
 def train(cfg):
     print("cost", cfg.token_cost)
@@ -93,7 +95,8 @@ def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys
     assert "cost 0.5\n" in command(script, "--resume", run, "--iterations", "3"), "it is a setting like the others"
     assert "cost 0.001\n" in command(script, "--resume", run, "--iterations", "4", "--token-cost", "0.001")
     assert "frozenlake" in command(script, "--model", run, "--play", "0")
-    assert "--token-cost -1.0: must be float, 0 to 1e15" in command(script, "--token-cost", "-1")
+    assert "--token-cost -1.0: must be float, 0 to 1e+15" in command(script, "--token-cost", "-1")
+    assert "--patience 2.0: must be float, 0 to 1" in command(script, "--patience", "2")
     assert "a script's own options?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
 
 

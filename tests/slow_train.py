@@ -58,7 +58,7 @@ def test_online_k_uses_each_trajectory_once_in_k_slices(tmp_path):
 def test_evaluation_on_other_worlds(tmp_path, folder, capsys, monkeypatch):
     """extras/elsewhere.py"""
     others = ["sokoban_newvocab", "frozenlake"]
-    monkeypatch.setattr(sys, "argv", ["elsewhere.py", "--eval-envs", "sokoban_newvocab, frozenlake", "--env", "bandit"])
+    monkeypatch.setattr(sys, "argv", ["elsewhere.py", "--eval-envs", "sokoban_newvocab, frozenlake, frozenlake, sokoban", "--env", "bandit"])
     elsewhere.own_option()
     assert sys.argv == ["elsewhere.py", "--env", "bandit"]
     rows = run(tmp_path / "run", "--env", "sokoban", "--iterations", 1, model=folder, watch=elsewhere.watch)
