@@ -64,7 +64,7 @@ class Env:
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # 1: other dice than find_level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # without 1: find_level's dice
         self.over = False
         return self.render(), {"success": False}
 
@@ -328,7 +328,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
     """Exact, by recursion, because all probabilities are known:
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
-                             the sum over outcomes of p times value(next state, 0 if over, else left - 1)
+                             the mean over outcomes of value(next state, 0 if over, else left - 1)
     In the room at the top, 10 actions: 0.04, 1.00. Optimal play looks after every action, a model every turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 

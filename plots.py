@@ -100,9 +100,9 @@ class Run:
         self.rows = rows
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
-        rows = [row for row in self.rows if row.get(metric) is not None]
-        iterations = [row["iteration"] for row in rows]
-        return np.array(iterations), np.array([row[metric] for row in rows], dtype=float)
+        found = [(row["iteration"], row[metric]) for row in self.rows if row.get(metric) is not None]
+        iterations, values = np.array(found, dtype=float).reshape(-1, 2).T
+        return iterations.astype(int), values
 
 
 def load(folder):  # -> Run
@@ -138,13 +138,13 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
 
 
 def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead
 
 
 def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
         return f"ended at {len(rows) - 1}: no update in ten iterations. If success is low: anew, a lower --lr"
-    goal = cfg.iterations + 30 * (len(rows) > cfg.iterations)  # if it was reached, 30 more (True is 1)
+    goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # row 0 is none of them
     return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 
 
@@ -217,9 +217,9 @@ def collapse(folder):  # -> path of the picture: the signals of a run, one below
     need(run.series("success")[0].size, f"{folder}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
     end = "no collapse" if collapsed_at is None else f"collapse at {collapsed_at} (grey)"
-    print(f"{folder}: peak at {peak_at}, {end}")
+    print(f"{folder}: success peaks at {peak_at}, {end}")
     fig = matplotlib.figure.Figure(figsize=(8, 1.5 * len(SIGNALS)), layout="constrained")
-    fig.suptitle(f"{envs.title(run.config['env'])}: peak at {peak_at}, {end}")
+    fig.suptitle(f"{envs.title(run.config['env'])}: success peaks at {peak_at}, {end}")
     for ax, metric in zip(fig.subplots(len(SIGNALS), sharex=True), SIGNALS):
         x, y = run.series(metric)
         ax.plot(x, y, lw=1)

@@ -9,7 +9,7 @@
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
-    python ragen_mini.py --model RUN --play 7             see it play level 7
+    python ragen_mini.py --model RUN --play 8             see it play level 8
 
 Words
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
@@ -21,7 +21,7 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes, playing, advantages, losses, the loop; cache, `models`, `cfg`. New to RL? Tutorial, part 3.
+Order: episodes, playing, advantages, losses, the loop; then cache, Models, Config. New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -60,7 +60,7 @@ MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
-UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings
+UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
@@ -188,7 +188,7 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
 @torch.no_grad()
 def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
     """All episodes are played side by side. Each pass of the model adds one token to every unfinished answer.
-    A finished one waits, its last token unread. When all are, the worlds act and send new messages."""
+    A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id
@@ -229,7 +229,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: your own gae (for PPO), of_group (for GRPO), or both."""
     used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}")
+    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: --algo?")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -253,7 +253,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # PPO's advantages would be the critic's errors alone, enlarged by whitening
+    return spread < 1e-4  # PPO's whitening would enlarge the critic's errors and the KL penalties
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -325,7 +325,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. Ratios begin at 1:
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1:
     there ratio A has the gradient A grad log pi. Later they correct for tokens being sampled by pi_old, not pi.
     Once a token has moved far enough the way A pushes, min takes clip(ratio) A, a constant without gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
@@ -359,7 +359,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: leave it before each optimizer step, which makes the bf16 weights that it keeps stale
+@autocast  # NOTE: leave it before each optimizer step: it keeps bf16 copies of the weights, which are stale then
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
@@ -405,7 +405,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: the last id
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: with the last id
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -466,8 +466,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.append(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP)  # before `watch`, in which processes that train together may exchange it
-            stop |= watch(row, trajs, learned, models, cfg) == True  # NumPy's True, too, nothing else
+            stop |= bool(STOP)  # before `watch`, where processes that train together may share it
+            stop |= watch(row, trajs, learned, models, cfg) == True  # only True (NumPy's, too) stops
             plots.append(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -480,7 +480,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out!r} --play 0\n"
+    print(f"curves:  {plots.curves([cfg.out])}\nepisode: python ragen_mini.py --model {cfg.out!r} --play 8\n"
           f"{plots.advice(rows, cfg)}")
     return rows, models
 
@@ -489,7 +489,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     """Play, then learn. All randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # for seeds: of levels (none of EVAL_SEEDS), of sampling
+    rng = np.random.default_rng([cfg.seed, i])  # draws the levels' seeds (none of EVAL_SEEDS), and one to sample
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
@@ -544,7 +544,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter
-    rows get pads (-) in front. A pad is stored *behind* its row's ids: none sees it, later ids replace it.
+    rows get pads (-) in front. Their columns are *behind* the row's ids: none sees them, later ids replace them.
         holds k k k, reads a b c    input a b c    into columns 3 4 5    then holds k k k a b c
         holds k, reads x            input - - x    into columns 2 3 1    then holds k x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
@@ -747,7 +747,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
                  f"--{name.replace('_', '-')} {value}: must be {kind.__name__}, {least:g} to {most:g}")
-        need(self.clip_high > 0.2 or not self.starpo_s, "--starpo-s: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.clip_high > 0.2 or not self.starpo_s, "no StarPO-S: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
@@ -755,7 +755,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
     about = f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
-    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [options]", about, argument_default=argparse.SUPPRESS,
+    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--help]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}

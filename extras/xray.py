@@ -103,4 +103,4 @@ def describe(traj, k, part, tok):  # row k of the part is this trajectory
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
-    print(xray(parser.parse_args().run))
+    print(f"open in a browser: {xray(parser.parse_args().run)}")

@@ -390,7 +390,7 @@ def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, clip_high=0.2)):
-        with pytest.raises(envs.UserError, match="--starpo-s: add --keep"):
+        with pytest.raises(envs.UserError, match="no StarPO-S: add --keep"):
             make()
 
 
