@@ -144,7 +144,7 @@ def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare re
 def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
         return f"ended at {len(rows) - 1}: no update in ten iterations. If success is low: anew, a lower --lr"
-    goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # row 0 is none of them
+    goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # rows include row 0
     return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 
 

@@ -16,7 +16,7 @@ Words
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
     trajectory  an episode as tokens: message, answer, message, ... Its return R is the sum of its rewards
-    group       the N trajectories that begin with the same prompt, which is a level's first message
+    group       the N trajectories of one level seed: all begin with its first message, the prompt
     iteration   one rollout (P groups) and its updates. An update is one gradient step, on E = 32 trajectories
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
@@ -59,12 +59,12 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; for 256 the cache of a 0.5B model takes 7.5 GB
+EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
-torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length, so each token
+torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length: every token
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -234,7 +234,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its group
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -341,8 +341,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say
-    old_value 0, ret 2. At value 0.8 the clipped 0.5 errs more: no gradient. At -0.8 value does: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts.
+    old_value 0, ret 2: value 0.8 errs less than the clipped 0.5: no gradient; -0.8 more than -0.5: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -569,7 +569,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of all tokens read so far, a row for each live episode. The model gets it as
+    """Keys and values of ids[:traj.cached], a row for each live episode. The model gets it as
     past_key_values. Each layer calls `update`, nothing else. `read` gives the rest, sets rows, columns, used."""
     def __init__(self):
         self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width)
@@ -711,9 +711,9 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
     gamma: Share = 1.0  # ppo: discount, per token that the model wrote
     lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
-    update_size: Count = 32  # E: trajectories per update (of the last: the rest)
+    update_size: Count = 32  # E: trajectories per update (the last gets the rest)
     epochs: Count = 1  # passes over the trajectories of an iteration
-    online_k: Count = 1  # collect k*P prompts at once, then update on k slices of P (Fig. 10)
+    online_k: Count = 1  # collect k*P prompts, then update on k slices of P: only the first at ratio 1 (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic. Larger, as its head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
@@ -733,7 +733,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: a run's (--resume, --model RUN) stay, see --starpo-s below
+            if getattr(self, name) is None:  # NOTE: a run's settings never are: see --starpo-s below
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed

@@ -246,7 +246,7 @@ def test_readme_findings_are_those_of_the_ledger():
         if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "of retrained `tiny`s' runs two of five.)" in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "on retrained `tiny`s two of five collapse.)" in section
     assert len(table) == 5 and table.count("") == 2 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
@@ -254,7 +254,7 @@ def test_readme_findings_are_those_of_the_ledger():
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed, all returns equal: no update (our rule), and the run ends." in section
-    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "while answers are right and returns differ" in section
+    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "while answers are right and returns differ by luck." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer: the answer is still right"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
@@ -262,6 +262,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert "Then gradients shrink, with spikes." in section and max(longest[160:241]) > 100 * np.median(longest[160:241])
     assert np.median(longest[250:271]) > 0.1 > 0.01 > np.median(longest[160:241])
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike (as the right answers are)." in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike (so are right answers)." in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; CPUs differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
