@@ -227,7 +227,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: your own gae (for PPO), of_group (for GRPO), or both."""
+    """Filter, advantages, updates. `replaced`: your gae (PPO) or of_group (GRPO); `rm.gae = yours` does nothing."""
     used = "gae" if cfg.algo == "ppo" else "of_group"
     need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: --algo?")
     R = returns(trajs, cfg)  # (P,N)
@@ -449,7 +449,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
-    cfg = replace(cfg)  # a copy: __post_init__ runs again, as settings may have been changed by hand
+    cfg = replace(cfg, play=None, eval_only=False)  # __post_init__ runs again: settings may have been changed by hand
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # rows: of the log so far, none if it is new
@@ -613,7 +613,7 @@ def load_models(cfg):
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
     need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (named by RUN/config.json?)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (damaged files? No critic: --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (damaged? offline? No critic: --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -639,13 +639,13 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     while out.exists() and not cfg.resume:
         number += 1
         out = Path(f"{wanted}-{number}")
-    (out / "checkpoint").mkdir(parents=True, exist_ok=True)
+    Path(f"{out}/checkpoint").mkdir(parents=True, exist_ok=True)
     with or_say(f"cannot train in {out}: is another process training there, or may you not write?"):
-        lock = filelock.FileLock(out / "lock")
+        lock = filelock.FileLock(f"{out}/lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
-    (out / "log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
-    (out / "config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
+    Path(f"{out}/log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
+    Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
     print(f"{cfg.model} on {cfg.device}, in {out}. The bar: success (few levels), valid answers")
     return cfg, rows, lock
 
@@ -729,7 +729,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
         if Path(f"{self.model}/checkpoint").is_dir():  # the folder of a run
             self.model = f"{self.model}/checkpoint"
         self.source = TINY if self.model == "tiny" else self.model
-        weights = Path(self.source, "model.safetensors")
+        weights = Path(f"{self.source}/model.safetensors")
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():

@@ -120,8 +120,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("--resume forgets the optimizer's memory", "part.load_state_dict(state[name])",
          'name == "optimizer" or part.load_state_dict(state[name])'),
         ("--resume forgets the critic", "part.load_state_dict(state[name])", 'name == "critic" or part.load_state_dict(state[name])'),
-        ("--resume keeps rows that came after the checkpoint", '(out / "log.jsonl").write_text(log)',
-         'log or (out / "log.jsonl").write_text(log)'),
+        ("--resume keeps rows that came after the checkpoint", 'Path(f"{out}/log.jsonl").write_text(log)',
+         'log or Path(f"{out}/log.jsonl").write_text(log)'),
         # evaluation, log
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),

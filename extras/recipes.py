@@ -47,7 +47,7 @@ def rloo(cfg):
         others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
         return R - others
     if cfg.algo != "grpo":
-        print("note: RLOO replaces GRPO's advantages: --algo grpo")
+        print("note: RLOO replaces GRPO's advantages, so this is --algo grpo")
     return rm.train(rm.replace(cfg, algo="grpo"), learn=functools.partial(rm.learn, of_group=of_group))
 
 

@@ -27,6 +27,7 @@ def xray(run):  # -> path of the page
     with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
         saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
+    rm.need(cfg.origin.startswith(f"{cfg.name} by"), f"{run}/config.json is of {cfg.name}, its checkpoint of {cfg.origin}")
     models.optimizer = rm.make_optimizer(models, cfg)
     own = f"no X-ray of {run}, {cfg.origin}: has its script networks or an optimizer of its own?"
     try:

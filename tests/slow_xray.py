@@ -3,6 +3,7 @@ import json
 import math
 import re
 import runpy
+import shutil
 import sys
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_the_page_shows_the_next_iteration_and_changes_nothing_else(run, monkeyp
         patch.setattr(sys, "argv", ["xray.py", str(run)])  # the run is by another program
         runpy.run_path(str(ROOT / "extras/xray.py"), run_name="__main__")
     page = run / "xray.html"
-    assert capsys.readouterr().out == f"{page}\n"
+    assert capsys.readouterr().out == f"open in a browser: {page}\n"
     assert contents(run) == before | {page: page.read_bytes()}
     data = data_of(page)
     assert data["title"].startswith(f"{run}, iteration 2 (played and learnt by ragen_mini.py alone, not as in frozenlake-ppo-seed0 by ")
@@ -123,6 +124,14 @@ def test_a_run_with_an_optimizer_of_its_own_is_refused(tmp_path):
     recipes.sgd(rm.parse_config([*SMALL, "--out", str(tmp_path / "run")]))
     with pytest.raises(envs.UserError, match="no X-ray of .* networks or an optimizer of its own"):
         xray.xray(str(tmp_path / "run"))
+
+
+def test_settings_of_another_run_than_the_checkpoint_are_named(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    about = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(about | {"seed": 7}))
+    with pytest.raises(envs.UserError, match="config.json is of frozenlake-ppo-seed7, its checkpoint of frozenlake-ppo-seed0 by"):
+        xray.xray(str(other))
 
 
 def test_what_a_model_wrote_cannot_end_the_page():

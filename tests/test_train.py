@@ -261,7 +261,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.endswith(f"--resume '{tmp_path / 'run'}' --iterations 5\n")  # what was asked for
+    assert f"--resume '{tmp_path / 'run'}' --iterations 5  # in" in told.out.splitlines()[-1]  # what was asked for
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -321,11 +321,19 @@ def test_the_last_line_says_what_comes_next(bandit):
     program that began it."""
     out, rows = bandit
     cfg = rm.Config(model="tiny", device="cpu", out="a run", iterations=2)
-    assert plots.advice(rows, cfg) == f"go on:   python {sys.argv[0]} --resume 'a run' --iterations 32"
-    assert plots.advice(rows[:2], cfg).endswith("--iterations 2")
-    assert plots.advice(rows[:1], rm.replace(cfg, iterations=0)).endswith("--iterations 30")
+    assert plots.advice(rows, cfg) == f"go on:   python {sys.argv[0]} --resume 'a run' --iterations 32  # in Python: parse_config of these"
+    assert plots.advice(rows[:2], cfg).endswith("--iterations 2  # in Python: parse_config of these")
+    assert "--iterations 30 " in plots.advice(rows[:1], rm.replace(cfg, iterations=0))
     dead = [{"iteration": i, "updates": 0} for i in range(11)]
     assert plots.advice(dead, cfg) == "ended at 10: no update in ten iterations. If success is low: anew, a lower --lr"
+
+
+def test_train_trains_whatever_was_only_looked_at_before(bandit, tmp_path):
+    """Config(eval_only=True) would have neither critic nor reference, and --resume would only evaluate."""
+    rows, models = rm.train(settings(tmp_path / "run", "--env", "bandit", "--eval-only", "--iterations", 1, "--algo", "ppo"))
+    assert rows[1]["updates"] and models.critic and models.ref
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert saved["play"] is None and not saved["eval_only"]
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
@@ -411,7 +419,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--temperature 0", "must be float, 1e-06 to"), ("--max-new-tokens 0", "must be int, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on moon"),
-    ("--model {tmp}", "cannot be loaded on cpu (damaged files?"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
+    ("--model {tmp}", "cannot be loaded on cpu (damaged? offline?"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
     ("--model {tmp}/no", "empty/no: no such folder"), ("--model gpt2", "--model gpt2: no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
