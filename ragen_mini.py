@@ -304,7 +304,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus what was expected: a baseline (tutorial, 3)."""
+    """Adds "adv": rewards from a token on (GRPO: the return), minus a baseline: same mean, less noise (tutorial, 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -315,7 +315,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: free of the rewards' scale
     else:  # expected: the group's mean. KL penalties are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -486,7 +486,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajectories, results of `learn`
-    """Play, then learn. All randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
+    """Play, then learn. All randomness is of (cfg.seed, i): on a CPU a resumed run has the same rows (not seconds)."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # draws the levels' seeds (none of EVAL_SEEDS), and one to sample
@@ -713,7 +713,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
     update_size: Count = 32  # E: trajectories per update (the last gets the rest)
     epochs: Count = 1  # passes over the trajectories of an iteration
-    online_k: Count = 1  # collect k*P prompts, then update on k slices of P: only the first at ratio 1 (Fig. 10)
+    online_k: Count = 1  # play k*P prompts, then learn from k slices of P: the later, the staler (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic. Larger, as its head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
