@@ -270,7 +270,7 @@ def carve(rng, size):  # -> set of cells
     return floor
 
 
-def undo(state, floor):  # yields every state from which one action leads to `state`
+def undo(state, floor):  # yields every other state from which one action leads to `state`
     """now  _ P X    before that  P _ X (the player walked right)    or    P X _ (it pushed the box right)"""
     player, boxes = state
     for action in MOVES:

@@ -85,7 +85,7 @@ def append(folder, name, dicts):  # to a file of the run, a line each
 
 @dataclass
 class Run:
-    config: dict  # config.json
+    config: dict  # config.json, and "yardsticks", taken from the rows
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
     def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
@@ -101,7 +101,7 @@ class Run:
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
         found = [(row["iteration"], row[metric]) for row in self.rows if row.get(metric) is not None]
-        iterations, values = np.array(found, dtype=float).reshape(-1, 2).T
+        iterations, values = np.array(found, dtype=float).reshape(-1, 2).T  # also if none is found
         return iterations.astype(int), values
 
 

@@ -304,7 +304,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards from a token on (GRPO: the return), minus a baseline: same mean, less noise (tutorial, 3)."""
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline: same mean gradient, less noise (tutorial, 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
