@@ -261,7 +261,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert "Then gradients shrink, spike, regrow." in section and max(longest[160:241]) > 100 * np.median(longest[160:241])
-    assert np.median(longest[255:276]) > 10 * np.median(longest[160:241])
     assert np.median(longest[250:271]) > 0.1 > 0.01 > np.median(longest[160:241])
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike (one answer fits all)." in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; CPUs differ):" in section
