@@ -145,7 +145,7 @@ def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
         return f"ended at {len(rows) - 1}: no update in ten iterations. If success is low: anew, a lower --lr"
     goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # rows include row 0
-    return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}  # in Python: parse_config of these"
+    return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}  # parse_config(['--resume', ...])"
 
 
 # ----------------------------------------------------------------------------------------- pictures

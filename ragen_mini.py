@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
 from time import perf_counter
-from typing import Annotated, get_type_hints
+from typing import Annotated, get_args, get_type_hints
 
 if __name__ == "__main__":
     signal(SIGINT, SIG_DFL)  # until training begins, Ctrl-C ends the program at once
@@ -449,7 +449,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
-    cfg = replace(cfg, play=None, eval_only=False)  # __post_init__ runs again: settings may have been changed by hand
+    cfg = replace(cfg, play=None, eval_only=False)  # a copy that trains, its settings checked again
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # rows: of the log so far, none if it is new
@@ -740,14 +740,14 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
         self.trains = self.play is None and not self.eval_only
         self.first_tag = "<answer>" if self.no_think else "<think>"  # written by the program: not trained
         for name, hint in get_type_hints(type(self), include_extras=True).items():  # from here on only checks
-            kind = getattr(hint, "__origin__", hint)  # Annotated[int, 1, 256] -> int
-            least, most = getattr(hint, "__metadata__", (0, 1e15))
+            kind, least, most = get_args(hint) or (hint, 0, 1e15)  # Annotated[int, 1, 256] -> int, 1, 256
             value = getattr(self, name)
             if kind is str or name == "play" and value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
                  f"--{name.replace('_', '-')} {value}: must be {kind.__name__}, {least:g} to {most:g}")
-        need(self.clip_high > 0.2 or not self.starpo_s, "no StarPO-S: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.clip_high > 0.2 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
+             f"--starpo-s, but --clip-high {self.clip_high}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")

@@ -261,7 +261,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert f"--resume '{tmp_path / 'run'}' --iterations 5  # in" in told.out.splitlines()[-1]  # what was asked for
+    assert f"--resume '{tmp_path / 'run'}' --iterations 5  # parse_config(" in told.out.splitlines()[-1]  # what was asked for
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -321,8 +321,8 @@ def test_the_last_line_says_what_comes_next(bandit):
     program that began it."""
     out, rows = bandit
     cfg = rm.Config(model="tiny", device="cpu", out="a run", iterations=2)
-    assert plots.advice(rows, cfg) == f"go on:   python {sys.argv[0]} --resume 'a run' --iterations 32  # in Python: parse_config of these"
-    assert plots.advice(rows[:2], cfg).endswith("--iterations 2  # in Python: parse_config of these")
+    assert plots.advice(rows, cfg) == f"go on:   python {sys.argv[0]} --resume 'a run' --iterations 32  # parse_config(['--resume', ...])"
+    assert plots.advice(rows[:2], cfg).endswith("--iterations 2  # parse_config(['--resume', ...])")
     assert "--iterations 30 " in plots.advice(rows[:1], rm.replace(cfg, iterations=0))
     dead = [{"iteration": i, "updates": 0} for i in range(11)]
     assert plots.advice(dead, cfg) == "ended at 10: no update in ten iterations. If success is low: anew, a lower --lr"
@@ -398,7 +398,7 @@ def test_a_setting_without_effect_is_told(flags, of_no_use, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, clip_high=0.2)):
-        with pytest.raises(envs.UserError, match="no StarPO-S: add --keep"):
+        with pytest.raises(envs.UserError, match="--starpo-s, but --clip-high 0.2: add --keep"):
             make()
 
 
