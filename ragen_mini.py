@@ -498,7 +498,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     learned = []
     for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # a shuffle each
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # other shuffles
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -671,7 +671,7 @@ def restore(models, cfg):  # -> the log when it was saved
         need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Anew: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
-            if part and name in state:  # else there is none, or it is as it began (a ref, after --kl-coef 0)
+            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # no ref is saved with --kl-coef 0
                 part.load_state_dict(state[name])
         return state["log"]
 
@@ -742,7 +742,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
         for name, hint in get_type_hints(type(self), include_extras=True).items():  # from here on only checks
             kind, least, most = get_args(hint) or (hint, 0, 1e15)  # Annotated[int, 1, 256] -> int, 1, 256
             value = getattr(self, name)
-            if kind is str or name == "play" and value is None:
+            if kind is str or value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
                  f"--{name.replace('_', '-')} {value}: must be {kind.__name__}, {least:g} to {most:g}")
@@ -759,8 +759,8 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
-        names = sorted({f"--{name.replace('_', '-')}", f"--{name}"})  # both spellings
-        parser.add_argument(*names, help=argparse.SUPPRESS, **how)
+        spellings = {f"--{name.replace('_', '-')}", f"--{name}"}
+        parser.add_argument(*sorted(spellings), help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}

@@ -170,6 +170,19 @@ def test_the_reference_is_restored_whatever_the_run_began_with(tmp_path, folder)
     assert equal(dict(again.ref.state_dict()), first)
 
 
+def test_a_part_that_the_checkpoint_lacks_does_not_begin_anew(tmp_path, folder):
+    out = tmp_path / "run"
+    rm.train(settings(out, *"--env bandit --algo grpo --eval-every 0".split(), model=folder))
+    cfg = rm.parse_config(["--resume", str(out)])
+    again = rm.load_models(cfg)
+    again.optimizer = rm.make_optimizer(again, cfg)
+    again.loss = rm.policy_loss  # a function: nothing to restore
+    rm.restore(again, cfg)
+    again.loss = torch.nn.Linear(1, 1)
+    with pytest.raises(envs.UserError, match="trainer.pt cannot be used: put it back or start anew .KeyError..loss"):
+        rm.restore(again, cfg)
+
+
 def test_the_command_line_trains_evaluates_and_plays(tmp_path, capsys):
     command_line(*SMALL, *"--env bandit --algo grpo --seed 3 --eval-prompts 8".split(), "--out", tmp_path / "run")
     assert len(rows_of(tmp_path / "run")) == 3
