@@ -149,7 +149,7 @@ def advice(rows, cfg):  # -> what `train` says at last
 
 
 # ----------------------------------------------------------------------------------------- pictures
-def curves(folders, out=None):  # -> path of the picture
+def curves(*folders, out=None):  # -> path of the picture
     need(out or len(folders) == 1, "several runs in one picture: name it, such as --out both.png")
     out = out or Path(folders[0], "curves.png")
     need(Path(out).suffix, f"--out {out} does not say which kind of picture: such as --out {out}.png")
@@ -240,7 +240,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
     with or_say("no picture: is a log damaged, or can the picture not be written?"):
         if args.what == "curves":
-            print(curves(args.folders, args.out))
+            print(curves(*args.folders, out=args.out))
         else:
             need(not args.out, "collapse needs no --out: its picture goes into RUN")
             for folder in args.folders:

@@ -70,7 +70,7 @@ def test_evaluation_on_other_worlds(tmp_path, folder, capsys, monkeypatch):
 
 
 def test_the_picture_of_a_run(bandit, pictures):
-    assert plots.curves([bandit[0]]).stat().st_size > 10_000
+    assert plots.curves(bandit[0]).stat().st_size > 10_000
 
 
 def test_watch_sees_all_of_an_iteration_adds_columns_and_may_stop(tmp_path, folder, tok):

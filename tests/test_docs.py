@@ -53,7 +53,7 @@ def test_plots_draw_without_torch(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = (f"import sys; sys.modules['torch'] = None; import plots; "
-            f"plots.curves([{str(tmp_path)!r}]); plots.collapse({str(tmp_path)!r})")
+            f"plots.curves({str(tmp_path)!r}); plots.collapse({str(tmp_path)!r})")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "collapse.png"))
 
@@ -62,7 +62,7 @@ def test_pictures_of_broken_folders_are_one_line(tmp_path):
     for make in (lambda: None, lambda: (tmp_path / "log.jsonl").write_text("{}\nx\n{}"), lambda: (tmp_path / "config.json").write_text("{}")):
         make()
         with pytest.raises(envs.UserError) as stop:
-            plots.curves([str(tmp_path)])
+            plots.curves(str(tmp_path))
         assert "\n" not in str(stop.value)
 
 
