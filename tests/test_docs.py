@@ -246,14 +246,14 @@ def test_readme_findings_are_those_of_the_ledger():
         if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with `tiny` retrained, two of five that won collapse.)" in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with `tiny` retrained, two of five winners collapse.)" in section
     assert len(table) == 5 and table.count("") == 2 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        assert low < 0 < high and max(-low, high) > 1600 and "**With equal updates no benefit is shown**, nor excluded." in section
+        assert low < 0 < high and max(-low, high) > 1600 and "**with equal updates no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed, all returns equal: no update (our rule), and the run ends." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed, all returns equal: no update, so the run ends." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "while answers are right and returns differ by luck." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer: the answer is still right"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
