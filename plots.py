@@ -85,18 +85,18 @@ def append(folder, name, dicts):  # to a file of the run, a line each
 
 @dataclass
 class Run:
-    config: dict  # config.json, and "yardsticks", taken from the rows
+    config: dict  # config.json
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
     def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
-        yardsticks = self.config.setdefault("yardsticks", {})  # {world: [random, optimal]}, from the rows
+        self.yardsticks = {}  # {world: [random, optimal]}
         rows = []
         for row in self.rows:
             columns = dict(row)
             for world, success in row.get("eval", {}).items():
                 columns[f"eval {world}"] = success
             rows.append(columns)
-            yardsticks.update(row.get("yardsticks", {}))
+            self.yardsticks |= row.get("yardsticks", {})
         self.rows = rows
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
@@ -190,7 +190,7 @@ def draw_run(ax, metric, run, label, color):
     episodes = run.config["eval_prompts"]
     intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
-    levels = run.config["yardsticks"].get(metric.removeprefix("eval "), [])
+    levels = run.yardsticks.get(metric.removeprefix("eval "), [])
     for level, name in zip(levels, ("random", "optimal")):
         ax.axhline(level, color="0.4", lw=1, ls=":")
         ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())

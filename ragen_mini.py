@@ -742,7 +742,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what sui
         for name, hint in get_type_hints(type(self), include_extras=True).items():  # from here on only checks
             kind, least, most = get_args(hint) or (hint, 0, 1e15)  # Annotated[int, 1, 256] -> int, 1, 256
             value = getattr(self, name)
-            if kind is str or value is None:
+            if kind is str or name == "play" and value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
                  f"--{name.replace('_', '-')} {value}: must be {kind.__name__}, {least:g} to {most:g}")
@@ -759,8 +759,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
-        spellings = {f"--{name.replace('_', '-')}", f"--{name}"}
-        parser.add_argument(*sorted(spellings), help=argparse.SUPPRESS, **how)
+        parser.add_argument(*sorted({f"--{name.replace('_', '-')}", f"--{name}"}), help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     settings = {}

@@ -25,8 +25,10 @@ WON = 0.9
 
 
 class Run(plots.Run):
-    def __post_init__(self):  # adds to rows a column "seconds": so far
+    """Adds to rows a column "seconds": so far. Packed rows have no yardsticks, so they lie in its config."""
+    def __post_init__(self):
         super().__post_init__()
+        self.yardsticks |= self.config.setdefault("yardsticks", self.yardsticks)
         seconds = 0
         for row in self.rows:
             seconds += row.get("seconds_rollout", 0) + row.get("seconds_update", 0)
@@ -58,7 +60,7 @@ def fall(run, metric):  # the mean of the first quarter, less that of the last
 
 
 def yardsticks_of(run, metric):  # -> success of random and of optimal play, if they are known
-    return run.config["yardsticks"].get(metric.removeprefix("eval "), [])
+    return run.yardsticks.get(metric.removeprefix("eval "), [])
 
 
 def above_random(run, metric):  # at the end

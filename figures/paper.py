@@ -190,7 +190,7 @@ def run_missing(name, args):
         run = plots.load(folder)
         for private in ("out", "resume"):
             del run.config[private]
-        pack(file, {folder.name: run})
+        pack(file, {folder.name: Run(run.config, run.rows)})
 
 
 def is_finished(folder):

@@ -224,6 +224,15 @@ def saved(tmp_path):  # -> {name of the run: number of its rows, how often it wa
     return states
 
 
+def test_a_packed_run_keeps_its_yardsticks(tmp_path):
+    row = {"iteration": 0, "eval": {"bandit": 0.5}, "yardsticks": {"bandit": [0.5, 1.0]}}
+    for _ in range(2):  # the second time what was packed is packed again
+        paper.pack(tmp_path / "a.jsonl.bz2", {"run": paper.Run({"env": "bandit"}, [row])} if row else {})
+        packed = paper.unpack(tmp_path / "a.jsonl.bz2")["run"]
+        assert packed.yardsticks == {"bandit": [0.5, 1.0]} and "yardsticks" not in packed.rows[0]
+        row = None
+
+
 def test_runs_are_trained_and_packed_once(tmp_path, stage, capsys):
     (tmp_path / "gate").touch()
     file = tmp_path / "tiny" / "bandit.jsonl.bz2"

@@ -66,7 +66,7 @@ def test_evaluation_on_other_worlds(tmp_path, folder, capsys, monkeypatch):
         assert list(row["eval"]) == list(row["yardsticks"]) == ["sokoban", *others]
     assert len((tmp_path / "run/samples.jsonl").read_text().splitlines()) == 2 * 3 * 4
     assert capsys.readouterr().out.count(": sokoban_newvocab 0.") == 2
-    assert plots.load(tmp_path / "run").config["yardsticks"]["frozenlake"] == rows[0]["yardsticks"]["frozenlake"]
+    assert plots.load(tmp_path / "run").yardsticks["frozenlake"] == rows[0]["yardsticks"]["frozenlake"]
 
 
 def test_the_picture_of_a_run(bandit, pictures):

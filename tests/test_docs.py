@@ -47,8 +47,8 @@ def test_arrows_go_down(name):
 
 def test_plots_draw_without_torch(tmp_path):
     """In an interpreter in which torch cannot be imported: a dashboard and a collapse."""
-    config = asdict(rm.Config(model="tiny", device="cpu", env="bandit")) | {"yardsticks": {"bandit": [0.5, 1.0]}}
-    rows = [{"iteration": i, "eval": {"bandit": 0.5}, "reward": 0.1 * i, "success": 0.5, "entropy": 1.0,
+    config = asdict(rm.Config(model="tiny", device="cpu", env="bandit"))
+    rows = [{"iteration": i, "eval": {"bandit": 0.5}, "yardsticks": {"bandit": [0.5, 1.0]}, "reward": 0.1 * i, "success": 0.5, "entropy": 1.0,
              "seconds_rollout": 1.0, "seconds_update": 1.0} for i in range(4)]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
