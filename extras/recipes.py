@@ -79,6 +79,26 @@ def early_turns_count_more(cfg):
 
 
 # -------------------------------------------------------------------------------------------------- another loss
+def mean_of_episodes(cfg):
+    """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens, so that long ones count no more. The loss
+    is proportional to the advantages (but for the entropy bonus): a token's weight may as well be put there."""
+    def learn(trajs, models, cfg, seed):
+        chosen, R = chosen_by(trajs, cfg)
+        if rm.nothing_to_compare(R, cfg):
+            return {}, []
+        batch = rm.compute_advantages(chosen, R, models, cfg)
+        tokens = batch["mask"].sum(1, keepdim=True)
+        batch["adv"] *= tokens.float().mean() / tokens
+        return batch, rm.updates(batch, models, cfg, seed)
+    return rm.train(cfg, learn=learn)
+
+
+def chosen_by(trajs, cfg):  # the first half of rm.learn -> trajectories of the kept prompts, their returns (k,N)
+    R = rm.returns(trajs, cfg)
+    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
+    return [traj for traj in trajs if traj.group % cfg.prompts in kept], R[kept]
+
+
 def cispo(cfg):
     """CISPO (MiniMax-M1, arXiv 2506.13585): what is clipped is a token's weight, not its gradient: all tokens learn.
     It shows from an iteration's second update on, where ratios are no longer 1."""
@@ -310,8 +330,8 @@ def own_model(cfg):
     return rm.train(rm.replace(cfg, model=folder))
 
 
-ALL = (rloo, discount_per_turn, early_turns_count_more, cispo, short_answers, said, gspo, sgd, muon, warm_up, lora,
-       read_once, bf16, own_model)
+ALL = (rloo, discount_per_turn, early_turns_count_more, mean_of_episodes, cispo, gspo, short_answers, said, sgd, muon,
+       warm_up, lora, read_once, bf16, own_model)
 RECIPES = {recipe.__name__: recipe for recipe in ALL}
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import elsewhere
 import envs
 import plots
 import ragen_mini as rm
+import recipes
 import thoughts
 
 MEASURED_EVERY = 5  # iterations
@@ -56,16 +57,10 @@ def free_critic(cfg):
     return rm.train(cfg)
 
 
-def chosen_by(trajs, cfg):  # the first half of rm.learn -> trajectories of the kept prompts, their returns (k,N)
-    R = rm.returns(trajs, cfg)
-    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
-    return [traj for traj in trajs if traj.group % cfg.prompts in kept], R[kept]
-
-
 def only_won_groups(cfg):
     """GRPO on Sokoban: a group in which nobody won teaches nothing."""
     def learn(trajs, models, cfg, seed):
-        chosen, R = chosen_by(trajs, cfg)
+        chosen, R = recipes.chosen_by(trajs, cfg)
         if rm.nothing_to_compare(R, cfg):
             return {}, []
         won = R.max(dim=1, keepdim=True).values > WON
@@ -74,25 +69,11 @@ def only_won_groups(cfg):
     return rm.train(cfg, learn=learn)
 
 
-def by_trajectory(cfg):
-    """eq. 6 as printed: the mean over trajectories of their means over tokens. The loss is proportional to the
-    advantages (but for the entropy bonus), so a token's weight may as well be put there."""
-    def learn(trajs, models, cfg, seed):
-        chosen, R = chosen_by(trajs, cfg)
-        if rm.nothing_to_compare(R, cfg):
-            return {}, []
-        batch = rm.compute_advantages(chosen, R, models, cfg)
-        tokens = batch["mask"].sum(1, keepdim=True)
-        batch["adv"] *= tokens.float().mean() / tokens
-        return batch, rm.updates(batch, models, cfg, seed)
-    return rm.train(cfg, learn=learn)
-
-
 def keep_going(cfg):
     """Equal returns are trained on, too (with whitened noise of the critic, entropy bonus and KL penalty), so that no
     run is ended for want of updates: does a collapsed model come back?"""
     def learn(trajs, models, cfg, seed):
-        chosen, R = chosen_by(trajs, cfg)
+        chosen, R = recipes.chosen_by(trajs, cfg)
         batch = rm.compute_advantages(chosen, R, models, cfg)
         return batch, rm.updates(batch, models, cfg, seed)
     return rm.train(cfg, learn=learn)
@@ -183,7 +164,7 @@ def by_length(steps):  # (n,2) -> Markdown
 
 
 VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-groups": only_won_groups,
-            "by-trajectory": by_trajectory, "free-critic": free_critic, "keep-going": keep_going,
+            "by-trajectory": recipes.mean_of_episodes, "free-critic": free_critic, "keep-going": keep_going,
             "mutual-information": mutual_information, "rare-tokens": rare_tokens}
 
 if __name__ == "__main__":
