@@ -77,7 +77,7 @@ def thought_of(turn):  # -> text; without </think>, all the rest of the answer; 
     return found[1] if found else ""
 
 
-def append(folder, name, dicts):  # to a file of the run, a line each
+def add_lines(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
         for x in dicts:
             file.write(json.dumps(x, default=float) + "\n")  # float: of tensors and NumPy's numbers
@@ -113,7 +113,7 @@ def load(folder):  # -> Run
         return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
 
 
-# ------------------------------------------------------------------------- when did a run collapse?
+# ---------------------------------------------- when did a run collapse, is it dead, and what next?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
@@ -131,7 +131,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # fewer at the end: enough only if the run is dead
+        ahead = below_half[i:i + COLLAPSED_FOR]  # at the log's end fewer: they count only if the run is dead
         if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
             return iterations[peak], iterations[i]
     return iterations[peak], None

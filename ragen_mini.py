@@ -59,9 +59,6 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
-UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
-STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length: every token
@@ -243,8 +240,8 @@ def returns(trajs, cfg):  # -> (P,N), in the order of their groups
     return torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts)
 
 
-def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept prompts
-    """eq. 7: U(s0) = Std_i R(tau_i). Keeps the share `keep` of the prompts, at least one: those of largest U.
+def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
+    """eq. 7: U(s0) = Std_i R(tau_i). Keeps the share `keep` of the groups, at least one: those of largest U.
     NOTE: a large U need not mean an unsure policy. Pay-outs that are luck make returns differ, too."""
     U = R.std(1, correction=0)  # population std; the sample std would give the same order
     k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
@@ -405,7 +402,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: with the last id
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: collate took one off
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -424,8 +421,7 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
     size = CHUNK_LOGITS // len(head.weight)
     chunks = zip(hidden.split(size), part["targets"][mask].split(size))
-    results = [checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-    logps, entropies = zip(*results)
+    logps, entropies = zip(*[checkpoint(of_chunk, *chunk, use_reentrant=False) for chunk in chunks])
     return torch.cat(logps), torch.cat(entropies)
 
 
@@ -446,6 +442,10 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 
 # ----------------------------------------------------------------------------- the loop, evaluation
+EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
+STOP = []  # filled by Ctrl-C (see ask_to_stop)
+
+
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
@@ -465,10 +465,10 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if cfg.eval_every and (stop or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
-                plots.append(cfg.out, "samples.jsonl", samples)
+                plots.add_lines(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, where processes that train together may share it
             stop |= watch(row, trajs, learned, models, cfg) == True  # only True (NumPy's, too) stops
-            plots.append(cfg.out, "log.jsonl", [row])
+            plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i:
@@ -498,7 +498,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     learned = []
     for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # other shuffles
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # a shuffle each
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -682,12 +682,13 @@ STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; keeps 32 of 128: one update
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
+UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
 Count = Annotated[int, 1, 1e15]  # type, least, most. A mere int or float: 0 to 1e15
 Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # Count: 1 or more. Share: 0 to 1. None (but in `play`): what suits the model and --starpo-s
+class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, as model and --starpo-s want it (play: none)
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: Share = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id

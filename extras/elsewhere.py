@@ -27,7 +27,7 @@ def watch(row, trajs, learned, models, cfg):
         columns, samples = rm.evaluate(row["iteration"], models, rm.replace(cfg, env=name))
         for column in columns:  # "eval" and "yardsticks", each {world: ...}
             row[column] |= columns[column]
-        plots.append(cfg.out, "samples.jsonl", samples)
+        plots.add_lines(cfg.out, "samples.jsonl", samples)
 
 
 def own_option():  # sets NAMES; the other options stay on the command line, for ragen_mini.py
