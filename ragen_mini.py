@@ -127,8 +127,8 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
     encoded anew: their text might give other ids than were sampled. A dummy answer, "(seam)", marks where to cut:
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)          <- dropped
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <- kept; ids[0] ends an answer"""
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                   <- dropped
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  <- kept; ids[0] ends an answer"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -250,7 +250,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # PPO's whitening would enlarge the critic's errors and the KL penalties
+    return spread < 1e-4  # else PPO's whitening would enlarge what is left: KL penalties, errors of the critic
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -285,7 +285,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         delta = reward[:, t] + gamma * next_value - value[:, t]  # ignored where the model did not write
         next_advantage = torch.where(wrote, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(wrote, value[:, t], next_value)
-        advantage[:, t] = next_advantage * wrote
+        advantage[:, t] = next_advantage * wrote  # by now it is A_t
     return advantage, (advantage + value) * mask  # the critic's target: forecast + how much better it went
 
 
@@ -338,8 +338,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts.
-    old_value 0, ret 2: value 0.8 errs less than the clipped 0.5: no gradient; -0.8 more than -0.5: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value is
+    0, ret 2. At 0.8 the larger is that of the clipped 0.5, a constant: no gradient. At -0.8 its own: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -356,7 +356,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: leave it before each optimizer step: it keeps bf16 copies of the weights, which are stale then
+@autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, which would be stale after it
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
@@ -466,7 +466,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP)  # before `watch`, where processes that train together may share it
+            stop |= bool(STOP)  # before `watch`, which may pass it on to other processes
             stop |= watch(row, trajs, learned, models, cfg) == True  # only True (NumPy's, too) stops
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -529,7 +529,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # bf16 rounds more than fp32
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # "cuda" in "cuda:0": bf16 rounds more than fp32
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
