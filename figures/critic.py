@@ -38,7 +38,8 @@ def watch(row, trajs, learned, models, cfg):  # adds both columns
 def means(rows, column):  # -> one for each period
     found = []
     for first, last in PERIODS.values():
-        found.append(fmean(row[column] for row in rows[first:last + 1] if column in row))
+        values = [row[column] for row in rows[first:last + 1] if column in row]
+        found.append(fmean(values))
     return found
 
 
@@ -50,10 +51,12 @@ def show(world, seeds):
             rows, _ = rm.train(cfg, watch=watch)
         runs.append(rows)
     for column in ("explained", "by_others"):
-        cells = []
-        for values in zip(*[means(rows, column) for rows in runs]):
-            cells.append(f"{fmean(values):5.2f} [{min(values):.2f}, {max(values):.2f}]")
-        print(f"{world:12}{column:11}", *[f"{cell:22}" for cell in cells], flush=True)
+        by_run = [means(rows, column) for rows in runs]
+        line = f"{world:12}{column:11}"
+        for values in zip(*by_run):  # of a period
+            cell = f"{fmean(values):5.2f} [{min(values):.2f}, {max(values):.2f}]"
+            line += f" {cell:22}"
+        print(line, flush=True)
 
 
 def main():

@@ -3,14 +3,17 @@ import itertools
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "figures"))
 
+import critic
 import ledger
 import paper
 import plots
@@ -620,3 +623,29 @@ def test_the_trap_with_several_turns():
     assert ended == 15 and f"({drawn} of the 32 runs drawn had ended) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
     assert f"with several turns {back:.0f} of {lost:.0f} average half their best or more in the last 100 iterations" in page
 
+
+
+# ----------------------------------------------------------------------------------------------------- the critic
+@pytest.mark.parametrize("value, explained", [([1.0, 2.0, 3.0], 1.0), ([7.0, 7.0, 7.0], 0.0), ([-1.0, -2.0, -3.0], -3.0)])
+@pytest.mark.parametrize("R, by_others", [([[0.0, 0.0], [1.0, 1.0]], 1.0), ([[0.0, 1.0]], -3.0)])
+def test_what_a_critic_explains(value, explained, R, by_others):
+    """By hand: of forecasts that are right, all alike, of the wrong sign; of levels that differ, of one level."""
+    batch = {"mask": torch.tensor([[True, True, False, True]]), "ret": torch.tensor([[1.0, 2.0, 99.0, 3.0]]),
+             "value": torch.tensor([[*value[:2], -99.0, value[2]]])}
+    trajs = [SimpleNamespace(R=x) for group in R for x in group]
+    row = {}
+    critic.watch(row, trajs, [(batch, [{}]), ({}, [])], None, SimpleNamespace(rollouts=2))
+    assert row == {"explained": pytest.approx(explained), "by_others": pytest.approx(by_others)}
+    rows = [{}] + 30 * [row, {}]
+    assert critic.means(rows, "explained") == 4 * [pytest.approx(explained)], "rows without updates have none"
+
+
+def test_what_is_said_of_the_critic_is_what_was_measured():
+    printed, page = [(ROOT / "figures" / name).read_text() for name in ("critic.txt", "DIFFERENCES.md")]
+    assert re.match(rf"python figures/critic.py, commit [0-9a-f]{{7}}: mean .lowest, highest. of the seeds {re.escape(str(critic.SEEDS))}\n\niterations +"
+                    + " +".join(critic.PERIODS), printed)
+    last = {tuple(line.split()[:2]): line.split()[-3] for line in printed.splitlines()[3:]}  # mean, lowest, highest
+    explained, by_others = ([last[world, column].replace("-0.00", "0.00") for world in ("frozenlake", "sokoban", "bandit")]
+                            for column in ("explained", "by_others"))
+    assert "explain {} of the variance of the rewards to come on the gentle lake, {} on Sokoban, {} on the bandit.".format(*explained) in page
+    assert f"explains {by_others[0]} and {by_others[1]} of the returns' variance on lake and Sokoban" in page
