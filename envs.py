@@ -271,7 +271,8 @@ def carve(rng, size):  # -> set of cells
 
 
 def undo(state, floor):  # yields every other state from which one action leads to `state`
-    """now  _ P X    before that  P _ X (the player walked right)    or    P X _ (it pushed the box right)"""
+    """now  _ P X    before, if the player walked right           P _ X
+                  before, if it walked right and pushed a box  P X _ """
     player, boxes = state
     for action in MOVES:
         back, ahead = shift(player, action, -1), shift(player, action)

@@ -90,14 +90,10 @@ class Run:
 
     def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
         self.yardsticks = {}  # {world: [random, optimal]}
-        rows = []
         for row in self.rows:
-            columns = dict(row)
             for world, success in row.get("eval", {}).items():
-                columns[f"eval {world}"] = success
-            rows.append(columns)
+                row[f"eval {world}"] = success
             self.yardsticks |= row.get("yardsticks", {})
-        self.rows = rows
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
         found = [(row["iteration"], row[metric]) for row in self.rows if row.get(metric) is not None]
@@ -131,8 +127,9 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]  # at the log's end fewer: they count only if the run is dead
-        if ahead.all() and (len(ahead) == COLLAPSED_FOR or is_dead(run.rows)):
+        ahead = below_half[i:i + COLLAPSED_FOR]
+        long_enough = len(ahead) == COLLAPSED_FOR or is_dead(run.rows)  # at the log's end one cannot know, unless it is dead
+        if ahead.all() and long_enough:
             return iterations[peak], iterations[i]
     return iterations[peak], None
 

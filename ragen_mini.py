@@ -21,7 +21,8 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes, playing, advantages, losses, the loop; then cache, Models, Config. New to RL? Tutorial, part 3.
+Order: episodes, playing, advantages, losses, the loop, the cache; then models, files, settings, which one may skip.
+New to RL? Tutorial, part 3.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -224,7 +225,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: your gae (PPO) or of_group (GRPO); `rm.gae = yours` does nothing."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). To set rm.gae does nothing."""
     used = "gae" if cfg.algo == "ppo" else "of_group"
     need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: --algo?")
     R = returns(trajs, cfg)  # (P,N)
@@ -301,7 +302,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline: same mean gradient, less noise (tutorial, 3)."""
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, what was expected. If b was known before the
+    token, its mean gradient is sum_a pi(a) b grad log pi(a) = b grad sum_a pi(a) = b grad 1 = 0: only noise changes."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
