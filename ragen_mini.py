@@ -226,13 +226,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). To set rm.gae does nothing."""
-    used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: --algo?")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
+    used = "gae" if cfg.algo == "ppo" else "of_group"
+    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: --algo?")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -341,7 +341,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value is
-    0, ret 2. At 0.8 the larger is that of the clipped 0.5, a constant: no gradient. At -0.8 its own: pulled back."""
+    0, ret 2. Value 0.8: the clipped 0.5 errs more, and is constant: no gradient. Value -0.8 errs more: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 

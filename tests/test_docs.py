@@ -161,7 +161,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "and, with more episodes, the gentle lake in sentences (3 of 3), not as a map (0 of 2)." in README
+    assert "and the gentle lake in sentences (3 of 3), not as a map (0 of 2)." in README
     assert "with 4 x 8 episodes one of three seeds had learnt" in page
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
@@ -246,7 +246,7 @@ def test_readme_findings_are_those_of_the_ledger():
         if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "With `tiny` retrained two of five that won collapse.)" in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with `tiny` trained anew, two of five that won collapse.)" in section
     assert len(table) == 5 and table.count("") == 2 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
