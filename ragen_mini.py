@@ -21,8 +21,7 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-Order: episodes, playing, advantages, losses, the loop, the cache; then models, files, settings, which one may skip.
-New to RL? Tutorial, part 3.
+New to RL? Tutorial, part 3. Order: episodes, playing, advantages, losses, loop, cache; then (skip it) files, settings.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -231,8 +230,8 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
-    used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: --algo?")
+    need(not replaced or ("gae" if cfg.algo == "ppo" else "of_group") in replaced,
+         f"--algo {cfg.algo} does not use your {list(replaced)} (ppo: gae, grpo: of_group)")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -306,7 +305,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     token, its mean gradient is sum_a pi(a) b grad log pi(a) = b grad sum_a pi(a) = b grad 1 = 0: only noise changes."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
-    penalty = torch.zeros_like(batch["reward"])
+    penalty = 0.0 * batch["reward"]
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
         batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # its mean estimates KL(pi_old || pi_ref)
@@ -469,7 +468,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, which may pass it on to other processes
-            stop |= watch(row, trajs, learned, models, cfg) == True  # only True (NumPy's, too) stops
+            stop |= str(watch(row, trajs, learned, models, cfg)) == "True"  # NumPy's, too, but neither 1.0 nor a word
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -482,7 +481,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"curves:  {plots.curves(cfg.out)}\nepisode: python ragen_mini.py --model {cfg.out!r} --play 8\n"
+    print(f"curves:  {plots.curves(cfg.out)}\nepisode: python {sys.argv[0]} --model {cfg.out!r} --play 8\n"
           f"{plots.advice(rows, cfg)}")
     return rows, models
 
@@ -748,7 +747,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, as model and 
             if kind is str or name == "play" and value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
-                 f"--{name.replace('_', '-')} {value}: must be {kind.__name__}, {least:g} to {most:g}")
+                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
         need(self.clip_high > 0.2 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"--starpo-s, but --clip-high {self.clip_high}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
@@ -757,8 +756,9 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, as model and 
 
 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
-    about = f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
-    parser = argparse.ArgumentParser("ragen_mini.py", "%(prog)s [--help]", about, argument_default=argparse.SUPPRESS,
+    about = (f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
+             f"    The script's own: {', '.join(config.__annotations__.keys() - Config.__annotations__) or 'none'}")
+    parser = argparse.ArgumentParser(None, "%(prog)s [--help]", about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}

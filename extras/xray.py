@@ -22,7 +22,7 @@ from envs import UserError
 
 def xray(run):  # -> path of the page
     rm.need(Path(run, "checkpoint").is_dir(), f"{run} is not the folder of a run with a checkpoint")
-    cfg = rm.parse_config(["--resume", run])
+    cfg = settings_of(run)
     models = rm.load_models(cfg)
     with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
         saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
@@ -45,6 +45,14 @@ def xray(run):  # -> path of the page
     with rm.or_say(f"cannot write {page}"):
         page.write_text(html, encoding="utf-8")
     return page
+
+
+def settings_of(run):  # without options that only its own script knows
+    known = rm.Config.__annotations__
+    with rm.or_say(f"{run}/config.json is damaged"):
+        settings = json.loads(Path(run, "config.json").read_text())
+        settings = {name: value for name, value in settings.items() if name in known}
+        return rm.Config(**settings | {"device": rm.Config.device, "resume": run})
 
 
 def make_page(title, episodes):  # -> html

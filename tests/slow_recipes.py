@@ -1,8 +1,10 @@
 """extras/recipes.py: every recipe trains, and changes what it says."""
 import copy
 import json
+import re
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from conftest import ROOT, equal, rows_of, untimed
 
 import ragen_mini as rm
 from envs import UserError
-from extras import recipes
+from extras import recipes, xray
 
 pytestmark = pytest.mark.usefixtures("passes_as_before")
 SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --update-size 8 --iterations 2 --max-new-tokens 24 "
@@ -91,7 +93,13 @@ def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys
             return str(error)
         return capsys.readouterr().out
 
-    assert "cost 0.5\n" in command(script, *SMALL, "--token-cost", "0.5", "--out", run)
+    with pytest.raises(SystemExit):
+        command(script, "--help")
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: costly.py [--help]") and re.search("The script's own: (token_cost, patience|patience, token_cost)$", shown, re.M)
+    first = command(script, *SMALL, "--token-cost", "0.5", "--out", run)
+    assert "cost 0.5\n" in first and f"episode: python {script} --model {run!r} --play 8\n" in first, "ragen_mini.py would refuse"
+    assert Path(xray.xray(run)).exists(), "for which the run's own options are nothing"
     assert "cost 0.5\n" in command(script, "--resume", run, "--iterations", "3"), "it is a setting like the others"
     assert "cost 0.001\n" in command(script, "--resume", run, "--iterations", "4", "--token-cost", "0.001")
     assert "frozenlake" in command(script, "--model", run, "--play", "0")

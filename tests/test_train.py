@@ -173,8 +173,9 @@ def test_the_success_rate_reaches_play_and_yardsticks(folder):
 
 
 def test_only_true_ends_a_run(tmp_path, folder):
-    """A `watch` that returns its row, say, does not; NumPy's True does."""
-    for answer, last in ((dict, 2), (lambda row: np.bool_(row["iteration"] == 1), 1), (lambda row: np.bool_(False), 2)):
+    """A `watch` that returns its row, or a success of 1.0, does not; NumPy's True does."""
+    for answer, last in ((dict, 2), (lambda row: np.bool_(row["iteration"] == 1), 1), (lambda row: np.bool_(False), 2),
+                         (lambda row: 1.0, 2), (lambda row: 1, 2), (lambda row: row["iteration"] == 0, 0)):
         rows = run(tmp_path / f"run{last}", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder,
                    watch=lambda row, *_: answer(row))
         assert rows[-1]["iteration"] == last
@@ -370,7 +371,7 @@ def test_a_setting_of_another_type_is_refused(setting, value, bandit, tmp_path):
     run = shutil.copytree(bandit[0], tmp_path / "edited")
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {setting: value}))
-    with pytest.raises(envs.UserError, match=re.escape(f"--{setting.replace('_', '-')} {value}: must be")):
+    with pytest.raises(envs.UserError, match=re.escape(f"--{setting.replace('_', '-')} {value!r}: must be")):
         rm.parse_config(["--model", str(run)])
 
 
