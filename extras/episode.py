@@ -103,8 +103,10 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
         if sample["env"] == world:
             of_iteration = by_iteration.setdefault(sample["iteration"], [])
             of_iteration.append(sample)
-    need(len(by_iteration) > 1, "evaluated only once (or is the file cut off?): nothing to compare with")
-    first, last = by_iteration[min(by_iteration)], by_iteration[max(by_iteration)]
+            latest = sample["iteration"]  # not the highest: a run may go on from an older checkpoint
+    earliest = min(by_iteration)
+    need(latest > earliest, "evaluated only once (or is the file cut off?): nothing to compare with")
+    first, last = by_iteration[earliest], by_iteration[latest]
     last = last[-8:]  # a run that was resumed may have evaluated twice in one iteration
     pairs = []
     for before, after in zip(first, last):

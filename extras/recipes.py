@@ -11,7 +11,8 @@ The ways in:
                              (Both show from the second update on: --update-size 16, --epochs 2)
                              NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
     train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
-                             advantages only, while filter, KL penalty and updates stay
+                             advantages only, while filter, KL penalty and updates stay (also that there is none where each
+                             group's returns are equal). Another filter: write what mean_of_episodes does
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout

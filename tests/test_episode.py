@@ -51,6 +51,13 @@ def test_of_two_evaluations_in_one_iteration_the_later_one_is_shown(tmp_path, dr
     assert "after iteration 20: return 2" in words(drawn[0])
 
 
+def test_a_future_that_was_given_up_is_not_shown(tmp_path, drawn):
+    """An older checkpoint was put back, and the run went on from there: the file still has iteration 40."""
+    run = written(tmp_path, [sample(0, 0, 0.0), sample(40, 0, 9.0), sample(20, 0, 1.0)])
+    episode.episode(str(run))
+    assert "after iteration 20: return 1" in words(drawn[0])
+
+
 def test_if_the_levels_lost_in_all_one_that_lost_is_shown(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, 1.0), sample(20, 0, 0.1), sample(20, 1, 0.5)])
     episode.episode(str(run))
