@@ -738,9 +738,9 @@ def claims(name, args):  # -> Markdown: what the paper says, our runs' measure o
     return markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
 
 
-def summary(name, args):  # -> Markdown: the same, short
+def summary(name, args):  # -> Markdown: the same, short; what is open comes last
     lines = []
-    for claim, samples, _, verdict in judged_claims(args):
+    for claim, samples, _, verdict in sorted(judged_claims(args), key=lambda judged: judged[3].startswith("open")):
         seeds, value = in_numbers(claim, samples)
         drawn = re.sub(r"[. ]", "", claim["source"].lower())  # "Fig. 7" -> "fig7"
         lines.append([claim["source"], claim["says"], verdict.split(":")[0], f"{value}; {seeds}", claim.get("figure", drawn)])
