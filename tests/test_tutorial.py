@@ -183,7 +183,7 @@ def test_a_function_with_a_bug_is_the_shipped_one_with_this_bug(name):
     wrong = checks.text_of(exercises.EXERCISES[name].solution)
     for old, new in zip(exercises.BUGS[name][::2], exercises.BUGS[name][1::2]):
         wrong = wrong.replace(old, new)
-    assert tree(source(cell_of(f"{name}-answer"))) == tree(wrong)
+    assert tree(source(cell_of(f"{name}-answer"))) == tree(wrong), "only the text changed? Then adapt course/ (see tests/README.md)"
 
 
 @pytest.mark.parametrize("name", exercises.BUGS)
