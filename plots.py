@@ -34,7 +34,7 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: an echo",
 }
 DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
-SIGNALS = ("success", "valid", "reward", "reward_std", "entropy", "grad_norm_max", "kl", "distinct")  # in `collapse`
+SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90}]
@@ -209,13 +209,14 @@ def moving_average(y):  # (n,) -> (n,): means over `half` values on either side
 
 
 @matplotlib.style.context(STYLE)
-def collapse(folder):  # -> path of the picture: the signals of a run, one below the other
-    run = load(folder)
-    need(run.series("success")[0].size, f"{folder}: no iteration is finished")
+def collapse(run, out):  # draws the signals of a run, one below the other
+    need(run.series("success")[0].size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
-    end = "no collapse" if collapsed_at is None else f"collapse at {collapsed_at} (grey)"
-    print(f"{folder}: success peaks at {peak_at}, {end}")
-    fig = matplotlib.figure.Figure(figsize=(8, 1.5 * len(SIGNALS)), layout="constrained")
+    end = "no collapse"
+    if collapsed_at is not None:
+        end = f"collapse at {collapsed_at} (grey)"
+    print(f"{out}: success peaks at {peak_at}, {end}")
+    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(SIGNALS)), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: success peaks at {peak_at}, {end}")
     for ax, metric in zip(fig.subplots(len(SIGNALS), sharex=True), SIGNALS):
         x, y = run.series(metric)
@@ -224,9 +225,7 @@ def collapse(folder):  # -> path of the picture: the signals of a run, one below
         ax.label_outer()  # "iteration" only at the bottom
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
-    out = Path(folder, "collapse.png")
     fig.savefig(out)
-    return out
 
 
 if __name__ == "__main__":
@@ -241,4 +240,4 @@ if __name__ == "__main__":
         else:
             need(not args.out, "collapse needs no --out: its picture goes into RUN")
             for folder in args.folders:
-                print(collapse(folder))
+                collapse(load(folder), Path(folder, "collapse.png"))

@@ -16,6 +16,7 @@ figures share the runs that they have in common, and other settings are another 
 """
 import argparse
 import bz2
+import contextlib
 import functools
 import json
 import math
@@ -62,7 +63,6 @@ TITLES = {metric: look.partition("\n")[0] for metric, look in plots.LOOKS.items(
     "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
 OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_at: does a count of lost runs depend on its definition?
 DASHES = ("-", "--", "-.", ":")
-AROUND = 10  # iterations on either side, of a running median
 STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
 
 
@@ -439,48 +439,9 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
     if seed not in trapped:  # with another model
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
-    title = PAPER["figures"][name]["title"]
-    marks = {int(i): mark for i, mark in PAPER["figures"][name]["marks"].items()}
-    if seed != PAPER["figures"][name]["seed"]:
-        marks = {}
-    draw_signals(title, runs[seed], PAPER["figures"][name]["signals"], args.folder / f"{name}.png", marks)
-    title += f" (seed {seed})"
-    return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
-
-
-@matplotlib.style.context(plots.STYLE)
-def draw_signals(title, run, metrics, out, marks):  # marks: {iteration: in which panel what is to be seen}
-    _, lost_at = plots.peak_and_collapse(run)
-    end = run.rows[-1]["iteration"]
-    fig = matplotlib.figure.Figure(figsize=(8, 1.3 * len(metrics) + 1), layout="constrained")
-    axes = fig.subplots(len(metrics), 1, sharex=True)
-    for ax, metric in zip(axes, metrics):
-        x, y = run.series(metric)
-        heading = TITLES[metric]
-        if metric.startswith("grad_norm"):
-            draw_with_median(ax, x, y)
-            heading += f" (thick: median of {2 * AROUND + 1} iterations)"
-        else:
-            ax.plot(x, y, color="C0", lw=1)
-            ax.set_ylim(-0.05, 1.1)
-        ax.set_title(heading, loc="left")
-        ax.axvspan(lost_at, end, color="0.5", alpha=0.15, lw=0)
-        for i, (panel, words) in marks.items():
-            ax.axvline(i, color="C1", lw=1, ls="--")
-            if panel == metric:
-                side = "left" if i < end / 2 else "right"
-                ax.annotate(f" {i}: {words} ", (i, 0.5), ha=side, va="center", color="#a05a00")
-    axes[-1].set_xlabel("iteration")
-    fig.suptitle(title)
-    save(fig, out)
-
-
-def draw_with_median(ax, x, y):  # spikes would own a mean
-    windows = np.lib.stride_tricks.sliding_window_view(y, 2 * AROUND + 1)
-    ax.plot(x, y, color="C0", lw=0.6, alpha=0.6)
-    ax.plot(x[AROUND:-AROUND], np.median(windows, axis=1), color="C0", lw=2)
-    ax.set_yscale("log")
-    ax.yaxis.set_major_formatter("{x:g}")
+    with contextlib.redirect_stdout(sys.stderr):  # it tells when
+        plots.collapse(runs[seed], args.folder / f"{name}.png")
+    return f"![{PAPER['figures'][name]['title']} (seed {seed})]({args.folder.name}/{name}.png)" + caption(name)
 
 
 def losses(name, args):  # -> Markdown of the picture: which share of the runs is not lost yet, by number of updates

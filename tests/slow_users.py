@@ -377,7 +377,7 @@ def without_weights(run):
 
 DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n{"iter\n{}'), "plots.py curves run", "run: config.json or log.jsonl is damaged (JSONDecodeError"),
-    (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "run: no iteration is finished"),
+    (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "no run/collapse.png: no iteration is finished"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (delete("config.json"), "plots.py curves run", "run is not the folder of a run"),
     (text("config.json", "{}"), "plots.py collapse run", "no picture: is a log damaged, or can the picture not be written? (KeyError('env')"),
@@ -462,4 +462,4 @@ def test_a_log_with_little_in_it_is_drawn(columns, runs, user, drawn):
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
     Path("run/log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"iter')  # another one is being written
     assert len(plots.load("run").rows) == 30
-    assert user("plots.py collapse run")[:2] == (0, "run: success peaks at 0, no collapse\nrun/collapse.png\n")
+    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png: success peaks at 0, no collapse\n")

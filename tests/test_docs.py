@@ -53,7 +53,7 @@ def test_plots_draw_without_torch(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = (f"import sys; sys.modules['torch'] = None; import plots; "
-            f"plots.curves({str(tmp_path)!r}); plots.collapse({str(tmp_path)!r})")
+            f"plots.curves({str(tmp_path)!r}); folder = plots.Path({str(tmp_path)!r}); plots.collapse(plots.load(folder), folder / 'collapse.png')")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "collapse.png"))
 
