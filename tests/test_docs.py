@@ -161,7 +161,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     starts, ends = ([f"{values[i]:.2f}" for values in alone.values()] for i in (0, -1))
     assert all(0.2 <= float(start) < 0.25 for start in starts) and all(0.5 < float(end) < 0.6 for end in ends)
     assert min(first[0], second[0]) > float(max(starts)) and max(first[-1] - first[0], second[-1] - second[0]) < 0.2
-    assert "and the gentle lake in sentences (3 of 3), not as a map (0 of 2)." in README
+    assert "and the gentle lake told in sentences (3 of 3), not as a map (0 of 2)." in README
     assert "with 4 x 8 episodes one of three seeds had learnt" in page
     *pairs, last = [f"{start} to {end}" for start, end in zip(starts, ends)]
     assert f"GRPO takes it from {', '.join(pairs)} and {last}" in page
@@ -246,7 +246,7 @@ def test_readme_findings_are_those_of_the_ledger():
         if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with `tiny` trained anew, two of five winning runs collapse." in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with two newly trained `tiny`s, two of five winning runs collapse." in section
     assert len(table) == 5 and table.count("") == 2 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
@@ -262,6 +262,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert "From 150 on most gradients are tiny, some a hundred times longer." in section
     assert np.median(longest[150:311]) < 0.01 and max(longest[150:311]) > 100 * np.median(longest[150:311])
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike: one answer fits all. (At the default rate, too, without a collapse.)" in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "By iteration 50 thoughts are alike: one answer fits all. At the default rate they are, too, without a collapse." in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; CPUs differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
