@@ -41,7 +41,7 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R (P,N); learned: [(batch, steps)] -> columns
+def log_columns(trajs, R, learned):  # R (P,N); learned: [(batch, steps)], no update: [({}, [])] -> columns
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
@@ -114,6 +114,10 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
+def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead
+
+
 def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of the collapse (or None)
     """An example with WINDOW = 2 and COLLAPSED_FOR = 3:
         iteration      1    2    3    4    5    6    7    8
@@ -132,10 +136,6 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
         if ahead.all() and long_enough:
             return iterations[peak], iterations[i]
     return iterations[peak], None
-
-
-def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead
 
 
 def advice(rows, cfg):  # -> what `train` says at last

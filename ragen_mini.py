@@ -230,8 +230,8 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
-    need(not replaced or ("gae" if cfg.algo == "ppo" else "of_group") in replaced,
-         f"--algo {cfg.algo} does not use your {list(replaced)} (ppo: gae, grpo: of_group)")
+    seam = "gae" if cfg.algo == "ppo" else "of_group"
+    need(not replaced or seam in replaced, f"--algo {cfg.algo} does not use your {list(replaced)}, but {seam}")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -290,7 +290,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group.
+    """eq. 5: A_i = (R_i - mean) / std of the group. (The mean holds R_i, too: that only shrinks A, by 1 - 1/N.)
     NOTE: the std hides how much returns differ. Say 1 of 16 bandit pulls is risky, and the others pay 0.15.
     The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
@@ -323,9 +323,9 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1:
-    there ratio A has the gradient A grad log pi. Later they correct for tokens being sampled by pi_old, not pi.
-    Once a token has moved far enough the way A pushes, min takes clip(ratio) A, a constant without gradient.
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: there
+    ratio A has the gradient A grad log pi, on average that of the mean return. Later they correct for tokens being
+    sampled by pi_old. Once a token has moved far enough the way A pushes, min takes clip(ratio) A: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -499,7 +499,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     learned = []
     for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # a shuffle each
+        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # any distinct numbers
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -570,8 +570,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of ids[:traj.cached], a row for each live episode. The model gets it as
-    past_key_values. Each layer calls `update`, nothing else. `read` gives the rest, sets rows, columns, used."""
+    """Keys and values of ids[:traj.cached]. Unlike in transformers' caches, rows have lengths of their own. The model
+    gets it as past_key_values, each layer calls `update`, nothing else. `read` sets rows, columns, used."""
     def __init__(self):
         self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width)
 
