@@ -301,8 +301,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, what was expected. If b was known before the
-    token, its mean gradient is sum_a pi(a) b grad log pi(a) = b grad sum_a pi(a) = b grad 1 = 0: only noise changes."""
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, known before the token: only noise changes, as
+        the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = 0.0 * batch["reward"]
@@ -323,8 +323,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: there
-    ratio A has the gradient A grad log pi, on average that of the mean return. Later they correct for tokens being
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: then
+    the gradient is A grad log pi, whose mean is the gradient of the mean return. Later they correct for tokens being
     sampled by pi_old. Once a token has moved far enough the way A pushes, min takes clip(ratio) A: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
