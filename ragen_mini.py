@@ -1,7 +1,7 @@
 """RAGEN / StarPO (arXiv 2504.20073) in one file: a language model learns to act by playing.
 
     repeat:                                                                                        in the paper
-        trajs = rollout(...)              from each of P initial states the model plays N episodes
+        trajs = rollout(...)              of each of P levels the model plays N episodes, a group
         R     = returns(trajs)            the sum of each episode's rewards                        eq. 2
         kept  = uncertainty_filter(R)     the groups whose returns differ most (by default all)    eq. 7
         batch = compute_advantages(...)   how much better than expected was every token?           eq. 5; GAE (PPO)
@@ -16,7 +16,7 @@ Words
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
     trajectory  an episode as tokens: message, answer, message, ... Its return R is the sum of its rewards
-    group       the N trajectories of one level seed: all begin with its first message, the prompt
+    group       the N trajectories of one level: all begin with the same message, the paper's "prompt"
     iteration   one rollout (P groups) and its updates. An update is one gradient step, on E = 32 trajectories
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
@@ -497,7 +497,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
-    for number in range(cfg.online_k):  # slices of P prompts; only --online-k (Fig. 10) makes more than one
+    for number in range(cfg.online_k):  # slices of P groups; only --online-k (Fig. 10) makes more than one
         of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
         learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # any distinct numbers
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
@@ -695,8 +695,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, as model and 
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     seed: int = 0  # of everything random in training. Evaluations and --play always sample alike
-    prompts: Count = 8  # P: initial states per iteration
-    rollouts: Count = 16  # N: episodes from each initial state
+    prompts: Count = 8  # P: groups per iteration, of a level each
+    rollouts: Count = 16  # N: episodes of a group
     max_turns: Count = 5  # turns of an episode
     max_actions_per_turn: Count = 5  # further actions of an answer are dropped
     max_actions: Count = 10  # actions of an episode
@@ -704,7 +704,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, as model and 
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: Annotated[float, 1e-6, 1e15] = 1.0  # of the rollout; evaluation is at 0.5
     starpo_s: bool = False  # StarPO-S: changes the next three settings
-    keep: Share = None  # share of prompts to train on, widest spread of returns first (1; --starpo-s: 0.25)
+    keep: Share = None  # share of groups to train on, widest spread of returns first (1; --starpo-s: 0.25)
     kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
     clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
     clip_low: Share = 0.2  # the ratio is clipped below 1 - clip_low
@@ -715,7 +715,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, as model and 
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
     update_size: Count = 32  # E: trajectories per update (the last gets the rest)
     epochs: Count = 1  # passes over the trajectories of an iteration
-    online_k: Count = 1  # play k*P prompts, then learn from k slices of P: the later, the staler (Fig. 10)
+    online_k: Count = 1  # play k*P groups, then learn from k slices of P: the later, the staler (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic. Larger, as its head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
