@@ -1,4 +1,9 @@
-"""A world of your own: copy this file and change it. What `python extras/check_world.py FILE:Class` does not tell you:
+"""A world of your own: copy this file and change it. Then
+
+    python extras/check_world.py tests/my_world.py:Guess                      is it right?
+    python ragen_mini.py --env tests/my_world.py:Guess --iterations 20
+
+What the first command does not tell you:
 
 - A state is a word, a number or a tuple of them. What stays fixed in an episode is in self.level.
 - Whether the episode is over must follow from the next state alone.
