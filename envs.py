@@ -270,7 +270,7 @@ def carve(rng, size):  # -> set of cells
     return floor
 
 
-def undo(state, floor):  # yields every other state from which one action leads to `state`
+def undo(state, floor):  # yields all states, but `state`, from which one action leads to it
     """now  _ P X    before, if the player walked right           P _ X
                   before, if it walked right and pushed a box  P X _ """
     player, boxes = state

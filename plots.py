@@ -132,7 +132,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     below_half = success < means[peak] / 2
     for i in range(peak, len(success)):
         ahead = below_half[i:i + COLLAPSED_FOR]
-        long_enough = len(ahead) == COLLAPSED_FOR or is_dead(run.rows)  # else, at the log's end, it may be a dip
+        long_enough = len(ahead) == COLLAPSED_FOR or is_dead(run.rows)  # a dead run's log may end before
         if ahead.all() and long_enough:
             return iterations[peak], iterations[i]
     return iterations[peak], None

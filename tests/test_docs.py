@@ -246,7 +246,7 @@ def test_readme_findings_are_those_of_the_ledger():
         if name == "StarPO-S, longer":
             table.append(f"\nStarPO-S | 400 | {400 * max(updates):,} | {ledger.lost_in_iterations(won)}\n")
         held.append(ledger.updates_held(won))
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "with two newly trained `tiny`s, two of five winning runs collapse." in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "of five winning runs with two newly trained `tiny`s, two collapse." in section
     assert len(table) == 5 and table.count("") == 2 and all(row in README for row in table)
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
