@@ -215,9 +215,9 @@ def collapse(run, out):  # draws the signals of a run, one below the other
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    print(f"{out}: success peaks at {peak_at}, {end}")
+    print(f"{out}: success is best from {peak_at} on, {end}")
     fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(SIGNALS)), layout="constrained")
-    fig.suptitle(f"{envs.title(run.config['env'])}: success peaks at {peak_at}, {end}")
+    fig.suptitle(f"{envs.title(run.config['env'])}: success is best from {peak_at} on, {end}")
     for ax, metric in zip(fig.subplots(len(SIGNALS), sharex=True), SIGNALS):
         x, y = run.series(metric)
         ax.plot(x, y, lw=1)
