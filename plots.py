@@ -194,9 +194,10 @@ def draw_run(ax, metric, run, label, color):
 
 
 def finish_panel(ax, metric):
-    ax.set_title(LOOKS.get(metric, f"success, {metric.removeprefix('eval ')}\nevaluation, 95% interval"))
+    ax.set_title(LOOKS.get(metric, metric))
     ax.set_xlabel("iteration")
     if metric.startswith("eval "):
+        ax.set_title(f"success, {metric.removeprefix('eval ')}\nevaluation, 95% interval")
         ax.set_ylim(0, 1.15)
     if metric.startswith("grad_norm"):
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001

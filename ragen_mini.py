@@ -449,7 +449,7 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
-    watch(row, trajs, ...) sees a row before it is logged. It may add columns to it, or return True to stop."""
+    watch(row, trajs, ...) sees a row (0: no trajs) before it is logged. It may add columns, or return True to stop."""
     cfg = replace(cfg, play=None, eval_only=False)  # a copy that trains, its settings checked again
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)

@@ -58,6 +58,16 @@ def test_plots_draw_without_torch(tmp_path):
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "collapse.png"))
 
 
+@pytest.mark.parametrize("metric, title", [
+    ("entropy", "entropy per token\nfalls as the model decides"), ("my_column", "my_column"),
+    ("eval sokoban", "success, sokoban\nevaluation, 95% interval")])
+def test_a_panel_is_titled_by_what_it_shows(metric, title):
+    """A column of a `watch` is no evaluation."""
+    ax = plots.matplotlib.figure.Figure().add_subplot()
+    plots.finish_panel(ax, metric)
+    assert ax.get_title() == title
+
+
 def test_pictures_of_broken_folders_are_one_line(tmp_path):
     for make in (lambda: None, lambda: (tmp_path / "log.jsonl").write_text("{}\nx\n{}"), lambda: (tmp_path / "config.json").write_text("{}")):
         make()
