@@ -250,7 +250,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # else PPO's whitening would enlarge what is left: KL penalties, errors of the critic
+    return spread < 1e-4  # else PPO's whitening would enlarge KL penalties and the critic's errors
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -313,7 +313,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1 of all tokens
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
     else:  # expected: the group's mean. KL penalties are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -357,7 +357,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, which would be stale after it
+@autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after it
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
@@ -468,7 +468,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, which may pass it on to other processes
-            stop |= str(watch(row, trajs, learned, models, cfg)) == "True"  # NumPy's, too, but neither 1.0 nor a word
+            stop |= str(watch(row, trajs, learned, models, cfg)) == "True"  # NumPy's, too, but not 1.0
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -570,8 +570,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of ids[:traj.cached]. Unlike in transformers' caches, rows have lengths of their own. The model
-    gets it as past_key_values, each layer calls `update`, nothing else. `read` sets rows, columns, used."""
+    """Keys and values of ids[:traj.cached]. Unlike in transformers' caches, rows have lengths of their own.
+    The model gets it as past_key_values, each layer calls `update`, nothing else. `read` sets rows, columns, used."""
     def __init__(self):
         self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width)
 
@@ -672,7 +672,7 @@ def restore(models, cfg):  # -> the log when it was saved
         need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Anew: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
-            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # no ref is saved with --kl-coef 0
+            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
                 part.load_state_dict(state[name])
         return state["log"]
 
@@ -689,7 +689,7 @@ Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s want it (play: none). Below: more fields
+class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s want it (play: none)
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: Share = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
