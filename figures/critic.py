@@ -29,10 +29,15 @@ def watch(row, trajs, learned, models, cfg):  # adds both columns
             mask = batch["mask"]
             to_come = batch["ret"][mask]
             left = to_come - batch["value"][mask]
-            row["explained"] = 1 - (left.var(correction=0) / to_come.var(correction=0)).item()
+            row["explained"] = share(left.var(correction=0), to_come)
             R = rm.returns(trajs, cfg)  # (P,N)
-            others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
-            row["by_others"] = 1 - ((R - others).square().mean() / R.var(correction=0)).item()
+            others = R.sum(1, keepdim=True) - R
+            left = R - others / (cfg.rollouts - 1)
+            row["by_others"] = share(left.square().mean(), R)
+
+
+def share(left, whole):  # left: the variance that is not explained
+    return 1 - (left / whole.var(correction=0)).item()
 
 
 def means(rows, column):  # -> one for each period
@@ -54,7 +59,8 @@ def show(world, seeds):
         by_run = [means(rows, column) for rows in runs]
         line = f"{world:12}{column:11}"
         for values in zip(*by_run):  # of a period
-            cell = f"{fmean(values):5.2f} [{min(values):.2f}, {max(values):.2f}]"
+            mean, low, high = fmean(values), min(values), max(values)
+            cell = f"{mean:5.2f} [{low:.2f}, {high:.2f}]"
             line += f" {cell:22}"
         print(line, flush=True)
 
