@@ -1,5 +1,6 @@
 """What is written about the code is true of it: README, the arrows between files, the figures of the speed tables."""
 import ast
+import inspect
 import json
 import re
 import runpy
@@ -271,6 +272,8 @@ def test_readme_findings_are_those_of_the_ledger():
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert "From 150: gradients swing, six in ten below 0.01, a third above 0.1." in section
+    defaults = inspect.signature(torch.optim.Adam).parameters["betas"].default  # the step itself: test_algo.py
+    assert round((1 - defaults[0]) / (1 - defaults[1]) ** 0.5) == 3 and "after quiet times may be three learning rates." in section
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "Iteration 50: thoughts are alike (one answer fits all); at the default rate, too, without a collapse." in section

@@ -451,6 +451,7 @@ def test_what_the_page_says_of_the_usual_rate():
     assert "At our default learning rate none of ten bandit runs collapsed." in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
+    assert max(different) < 15 and "thoughts are alike (one answer fits all); at the default rate, too, without a collapse." in (ROOT / "README.md").read_text()
 
 
 def came_back(run):
