@@ -2,7 +2,7 @@
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
-    python plots.py collapse RUN                        its signals below each other: which moved first?
+    python plots.py collapse RUN                        its signals: which moved first?
 """
 import argparse
 import json
@@ -210,20 +210,19 @@ def moving_average(y):  # (n,) -> (n,): means over `half` values on either side
 
 
 @matplotlib.style.context(STYLE)
-def collapse(run, out):  # draws the signals of a run, one below the other
+def collapse(run, out):  # draws SIGNALS, two columns of them
     need(run.series("success")[0].size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
     print(f"{out}: success is best from {peak_at} on, {end}")
-    fig = matplotlib.figure.Figure(figsize=(8, 1.4 * len(SIGNALS)), layout="constrained")
+    fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: success is best from {peak_at} on, {end}")
-    for ax, metric in zip(fig.subplots(len(SIGNALS), sharex=True), SIGNALS):
+    for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):
         x, y = run.series(metric)
         ax.plot(x, y, lw=1)
         finish_panel(ax, metric)
-        ax.label_outer()  # "iteration" only at the bottom
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     fig.savefig(out)
