@@ -554,7 +554,7 @@ def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, mon
 @pytest.mark.parametrize("beta2, step, in_all", [(0.999, 3.16, 31.6), (0.9, 0.316, 6.16)])
 @pytest.mark.parametrize("spike", [0.1, 1.0])
 def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, in_all, spike):
-    """Adam after a calm (README): (1 - beta1) / sqrt(1 - beta2) learning rates, however long the gradient is. Momentum goes on:
+    """Adam after a calm: (1 - beta1) / sqrt(1 - beta2) learning rates, however long the gradient is. Momentum goes on:
     the k-th step after it is (beta1 / sqrt(beta2))^k of that."""
     weight = torch.zeros(1, requires_grad=True)
     adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, beta2))
