@@ -210,15 +210,15 @@ def moving_average(y):  # (n,) -> (n,): means over `half` values on either side
 
 
 @matplotlib.style.context(STYLE)
-def collapse(run, out):  # draws SIGNALS, two columns of them
+def collapse(run, out):  # draws SIGNALS -> what they show, in words
     need(run.series("success")[0].size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    print(f"{out}: success is best from {peak_at} on, {end}")
+    shown = f"success is best from {peak_at} on (means of {WINDOW} iterations), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
-    fig.suptitle(f"{envs.title(run.config['env'])}: success is best from {peak_at} on, {end}")
+    fig.suptitle(f"{envs.title(run.config['env'])}: {shown}")
     for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):
         x, y = run.series(metric)
         ax.plot(x, y, lw=1)
@@ -226,6 +226,7 @@ def collapse(run, out):  # draws SIGNALS, two columns of them
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     fig.savefig(out)
+    return f"{out}: {shown}"
 
 
 if __name__ == "__main__":
@@ -240,4 +241,4 @@ if __name__ == "__main__":
         else:
             need(not args.out, "collapse needs no --out: its picture goes into RUN")
             for folder in args.folders:
-                collapse(load(folder), Path(folder, "collapse.png"))
+                print(collapse(load(folder), Path(folder, "collapse.png")))

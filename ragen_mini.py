@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # see encode
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
@@ -219,7 +219,7 @@ def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for ea
 
 
 def entropy_of(logp):  # (n,V) -> (n,)
-    return -(logp.exp() * logp.clamp(min=-1e4)).sum(1)  # some models give -inf, and 0 * -inf would be nan
+    return -(logp.exp() * logp.clamp(-1e4)).sum(1)  # some models give -inf, and 0 * -inf would be nan
 
 
 # ------------------------------------------------------ which episodes, and how good was each token
@@ -230,8 +230,8 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
-    seam = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or seam in replaced, f"--algo {cfg.algo} does not use your {list(replaced)}, but {seam}")
+    used = "gae" if cfg.algo == "ppo" else "of_group"
+    need(not replaced or used in replaced, f"--algo {cfg.algo} does not use your {list(replaced)}, but {used}")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v_t: before token t, the critic's forecast of rewards to come.
+    """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
     next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
@@ -301,7 +301,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, known before the token: only noise changes, as
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, which is free if the same for every token a:
         the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -403,7 +403,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: collate took one off
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: a column more
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -468,7 +468,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, which may pass it on to other processes
-            stop |= str(watch(row, trajs, learned, models, cfg)) == "True"  # NumPy's, too, but not 1.0
+            stop |= str(watch(row, trajs, learned, models, cfg)) == "True"  # or NumPy's; a row, 1.0: no
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -497,9 +497,9 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
-    for number in range(cfg.online_k):  # slices of P groups; only --online-k (Fig. 10) makes more than one
-        of_slice = [traj for traj in trajs if traj.group // cfg.prompts == number]
-        learned.append(learn(of_slice, models, cfg, sampling_seed + number * cfg.prompts))  # any distinct numbers
+    for first in range(0, len(seeds), cfg.prompts):  # slices of P groups; only --online-k (Fig. 10) makes more than one
+        of_slice = [traj for traj in trajs if first <= traj.group < first + cfg.prompts]
+        learned.append(learn(of_slice, models, cfg, sampling_seed + first))
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
     return row | plots.log_columns(trajs, returns(trajs, cfg), learned), trajs, learned
 
@@ -546,8 +546,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter
     rows get pads (-) in front. Their columns are *behind* the row's ids: none sees them, later ids replace them.
-        holds k k k, reads a b c    input a b c    into columns 3 4 5    then holds k k k a b c
-        holds k, reads x            input - - x    into columns 2 3 1    then holds k x - -"""
+        holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
+        holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -659,7 +659,7 @@ def save(models, cfg):
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: is the disk full?"):
         models.policy.save_pretrained(new)
-        models.tok.save_pretrained(new, save_jinja_files=False)  # tokenizer_config.json has the template
+        models.tok.save_pretrained(new)
         torch.save(state, new / "trainer.pt")
         for file in sorted(new.iterdir()):
             file.replace(f"{cfg.out}/checkpoint/{file.name}")
@@ -680,7 +680,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; keeps 32 of 128: one update
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128: one update, no clip acts
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
@@ -735,7 +735,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s 
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: a run's settings never are: see --starpo-s below
+            if getattr(self, name) is None:  # NOTE: never so in RUN/config.json: --model RUN keeps RUN's
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed
@@ -774,7 +774,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
                  f"--resume trains on: same world, model, folder. Else: --model {run}, which takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
-    of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
+    of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
     return cfg

@@ -54,7 +54,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
          "output.logits[:, -1].float()"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
         ("a boolean attention mask", "attention_mask=-1e30 * future", "attention_mask=~future"),
-        ("a forbidden token has entropy nan", "logp.clamp(min=-1e4)", "logp"),
+        ("a forbidden token has entropy nan", "logp.clamp(-1e4)", "logp"),
         ("the rollout keeps its graph", "@torch.no_grad()\ndef rollout(", "def rollout("),
         # filter, advantages
         ("returns of the first groups, not of the kept", "compute_advantages(chosen, R[kept],",
@@ -83,7 +83,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("GRPO with the population std", "std = R.std(1, keepdim=True)",
          "std = R.std(1, keepdim=True, correction=0)"),
         # losses
-        ("a seam that the algorithm does not use is ignored", "need(not replaced or seam", "need(True or seam"),
+        ("a seam that the algorithm does not use is ignored", "need(not replaced or used", "need(True or used"),
         ("the filter keeps 28 of 100 for 0.29", "int(keep * len(R) + 1e-9)", "int(keep * len(R))"),
         ("GRPO compares over all groups", "R.std(1, correction=0).max()", "R.std(correction=0)"),
         ("the critic learns at a tenth", 'part["ret"][mask]).sum() / total', 'part["ret"][mask]).sum() / total / 10'),
@@ -115,8 +115,9 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("autocast around a whole iteration", "def iterate(i,", "@autocast\ndef iterate(i,"),
         # iterations
         ("the run's seed is ignored", "default_rng([cfg.seed, i])", "default_rng([0, i])"),
-        ("slices of --online-k share a seed", "sampling_seed + number * cfg.prompts)", "sampling_seed)"),
-        ("slices of --online-k tear groups apart", "traj.group // cfg.prompts == number", "traj.group % cfg.online_k == number"),
+        ("slices of --online-k share a seed", "sampling_seed + first)", "sampling_seed)"),
+        ("slices of --online-k tear groups apart", "first <= traj.group < first + cfg.prompts",
+         "traj.group % cfg.online_k == first // cfg.prompts"),
         ("--resume forgets the optimizer's memory", "part.load_state_dict(state[name])",
          'name == "optimizer" or part.load_state_dict(state[name])'),
         ("--resume forgets the critic", "part.load_state_dict(state[name])", 'name == "critic" or part.load_state_dict(state[name])'),

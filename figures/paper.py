@@ -16,7 +16,6 @@ figures share the runs that they have in common, and other settings are another 
 """
 import argparse
 import bz2
-import contextlib
 import functools
 import json
 import math
@@ -439,8 +438,7 @@ def collapse(name, args):  # -> Markdown of the picture of one run: some signals
     if seed not in trapped:  # with another model
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.redirect_stdout(sys.stderr):  # it tells when
-        plots.collapse(runs[seed], args.folder / f"{name}.png")
+    plots.collapse(runs[seed], args.folder / f"{name}.png")
     return f"![{PAPER['figures'][name]['title']} (seed {seed})]({args.folder.name}/{name}.png)" + caption(name)
 
 
