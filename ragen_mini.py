@@ -231,7 +231,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} does not use your {list(replaced)}, but {used}")
+    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: another --algo?")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -612,9 +612,9 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
-    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (named by RUN/config.json?)")
+    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (hub: owner/name. Moved? RUN/config.json)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (damaged? offline? No critic: --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (is there one? damaged? offline? No critic: --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -669,7 +669,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Anew: --model RUN")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} is a {state['origin']}, this is a {cfg.origin}. Anew: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref

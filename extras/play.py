@@ -17,16 +17,19 @@ def play(name, seed):
     obs, _ = env.reset(seed)
     print(f"{env.instruction}\n\n{obs}")
     while not env.over:
-        print(f"\n{' / '.join(env.actions)} (or its start; empty: stop): ", end="", flush=True)
-        word = sys.stdin.readline().strip().lower()  # also empty where the input has ended
-        if not word:
+        print(f"\n{' / '.join(env.actions)} (or its start; several: with || between; empty: stop): ", end="", flush=True)
+        line = sys.stdin.readline().strip().lower()  # also empty where the input has ended
+        if not line:
             return
-        meant = [action for action in env.actions if action.lower().startswith(word)]
-        if not meant:
-            print(f"{word!r} is none of these words")
-        else:
+        for word in map(str.strip, line.split("||")):
+            meant = [action for action in env.actions if action.lower().startswith(word)]
+            if not meant:
+                print(f"{word!r} is none of these words")
+                break
             obs, reward, _, _, info = env.step(min(meant, key=len))  # "up" may be the start of "upstairs", too
             print(f"\n{obs}\nreward {reward:.2f}")
+            if env.over:
+                break
     print("solved!" if info["success"] else "over.")
 
 

@@ -257,7 +257,7 @@ def test_readme_findings_are_those_of_the_ledger():
         if name:
             _, early, late = ledger.lost_by_updates(won)
             table.append(f"\n{name} | {early} | {late}\n")
-            assert int(name.split(":")[1].split()[0]) == max(updates), name
+            assert int(name.split(": ")[1].split()[0]) == max(updates), name
             assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == late, "the rule in updates counts as many"
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     assert len(table) == 2 and all(row in README for row in table)

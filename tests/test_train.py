@@ -420,7 +420,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--temperature 0", "must be float, 1e-06 to"), ("--max-new-tokens 0", "must be int, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on moon"),
-    ("--model {tmp}", "cannot be loaded on cpu (damaged? offline?"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
+    ("--model {tmp}", "cannot be loaded on cpu (is there one? damaged? offline?"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
     ("--model {tmp}/no", "empty/no: no such folder"), ("--model gpt2", "--model gpt2: no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
