@@ -101,6 +101,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("max for min", "-torch.min(unclipped, clipped)", "-torch.max(unclipped, clipped)"),
         ("sign of the loss", "-torch.min(unclipped, clipped)", "torch.min(unclipped, clipped)"),
         ("sign of entropy", "- cfg.entropy_coef * entropy", "+ cfg.entropy_coef * entropy"),
+        ("the entropy bonus has no gradient", "entropy_of(logp)\n    size", "entropy_of(logp.detach())\n    size"),
         ("value loss not clipped", "torch.max((value - ret) ** 2, (clipped - ret) ** 2)", "(value - ret) ** 2"),
         ("value loss by the better error", "torch.max((value - ret) ** 2", "torch.min((value - ret) ** 2"),
         # updates
@@ -123,6 +124,9 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("--resume forgets the critic", "part.load_state_dict(state[name])", 'name == "critic" or part.load_state_dict(state[name])'),
         ("--resume keeps rows that came after the checkpoint", 'Path(f"{out}/log.jsonl").write_text(log)',
          'log or Path(f"{out}/log.jsonl").write_text(log)'),
+        ("all iterations shuffle alike", "cfg, sampling_seed + first)", "cfg, 1 + first)"),
+        ("the critic begins as another network", "critic.to(cfg.device)",
+         "critic.apply(lambda part: getattr(part, 'reset_parameters', int)()).to(cfg.device)"),
         # evaluation, log
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),

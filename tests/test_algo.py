@@ -279,10 +279,11 @@ def test_micro_batched_gradient_is_the_whole_batchs(models, cfg, trajs, algo, mo
     assert found[0].abs().max() > 1e-4 and torch.allclose(*found, atol=1e-5)
 
 
-def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, trajs, monkeypatch):
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
+def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, trajs, monkeypatch, entropy_coef):
     """Lengths differ, and the truth is a plain loop: dividing by rows times columns, pads and all, would shrink it."""
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
-    models.critic, cfg.algo, cfg.rollouts, cfg.update_size, cfg.entropy_coef = None, "grpo", 4, len(trajs), 0.0
+    models.critic, cfg.algo, cfg.rollouts, cfg.update_size, cfg.entropy_coef = None, "grpo", 4, len(trajs), entropy_coef
     (found,), batch = gradient_of_update(models, trajs, cfg)
     assert len({len(traj.ids) for traj in trajs}) > 1
     total, tokens = 0.0, 0
@@ -290,7 +291,8 @@ def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, traj
         logits, written = full_logits(models.policy, traj)
         adv = batch["adv"][row][batch["mask"][row]]
         logp = logits.log_softmax(-1)[torch.arange(len(written)), written]
-        total, tokens = total - (adv * logp).sum(), tokens + len(written)
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        total, tokens = total - (adv * logp + entropy_coef * entropy).sum(), tokens + len(written)
     models.policy.zero_grad()
     (total / tokens).backward()
     truth = torch.cat([weight.grad.flatten() for weight in models.policy.parameters()])

