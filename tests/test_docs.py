@@ -128,7 +128,7 @@ def test_readme_results_are_those_of_the_shipped_runs():
     for game, world in games.items():
         assert f"\n{game} | {cells[world]}\n" in README
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
-    assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
+    assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit it finds what nobody taught it." in README
 
 
 def test_readme_first_command_printed_what_its_log_says():
