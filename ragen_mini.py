@@ -612,9 +612,9 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
-    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (hub: owner/name. Moved? RUN/config.json)")
+    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (hub: owner/name; moved?)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (is there one? damaged? offline? No critic: --algo grpo)"):
+    with or_say(f"--model {cfg.model} not loaded (no {cfg.device}? moved? damaged? offline? needs --algo grpo?)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -647,7 +647,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}. The bar: success (few levels), valid answers")
+    print(f"{cfg.model} on {cfg.device}, in {out}, from {len(rows)} on. The bar: success (few levels), valid answers")
     return cfg, rows, lock
 
 
@@ -657,7 +657,7 @@ def save(models, cfg):
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
-    with or_say(f"cannot save in {cfg.out}: is the disk full?"):
+    with or_say(f"cannot save in {cfg.out}: is the disk full, or may you not write?"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new)
         torch.save(state, new / "trainer.pt")
@@ -669,7 +669,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} is a {state['origin']}, this is a {cfg.origin}. Anew: --model RUN")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Anew: --model RUN")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
@@ -684,7 +684,7 @@ STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
-Count = Annotated[int, 1, 1e15]  # type, least, most. A mere int or float: 0 to 1e15
+Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
 Share = Annotated[float, 0, 1]
 
 
@@ -747,7 +747,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s 
             if kind is str or name == "play" and value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
-                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
+                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g} (config.json?)")
         need(self.clip_high > 0.2 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"--starpo-s, but --clip-high {self.clip_high}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")

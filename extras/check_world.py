@@ -9,6 +9,7 @@ In a notebook: check(Guess), with your class.
 """
 import argparse
 import contextlib
+import inspect
 import math
 import os
 import re
@@ -173,6 +174,7 @@ def check_class(env):
 
 
 def check_draw(env):
+    want(not takes_self(type(env)), "`draw` has a `self`: it must be a @staticmethod whose first argument is `rng`")
     for seed in range(20):
         one = draw(env, seed)
         pair = one is None or (isinstance(one, tuple) and len(one) == 2)
@@ -182,6 +184,11 @@ def check_draw(env):
              "`rng`, and plain values")
         want(not has_words_in_a_set(one), f"`draw` returned {one!r}: a set of words has another order in every process, "
              "and with it other levels are held out. Take a sorted tuple")
+
+
+def takes_self(world):  # is its `draw` a plain method?
+    plain = inspect.isfunction(inspect.getattr_static(world, "draw"))
+    return plain and "self" in inspect.signature(world.draw).parameters
 
 
 def has_words_in_a_set(x):  # anywhere in it

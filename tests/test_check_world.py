@@ -97,7 +97,7 @@ class DiceOfItsOwn(Wrong):
 
 
 class DrawIsNotStatic(Wrong):
-    says = "draw() missing 1 required positional argument: 'rng'"
+    says = "`draw` has a `self`: it must be a @staticmethod whose first argument is `rng`"
 
     def draw(self, rng):
         return {"prize": "Up"}, "closed"
