@@ -50,7 +50,7 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 class Env:
     """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
         draw(rng, *draw_args)       -> (level, initial state), or None if it failed: find_level tries again.
-                                       A staticmethod: find_level caches, so it may read nothing else
+                                       A staticmethod: it sees only these, by which find_level caches
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one first
         won(state)                  -> True or False
         render()                    -> self.state as text"""

@@ -31,7 +31,7 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
-    "distinct": "different thoughts / all thoughts\nfalls as it learns; near 0: an echo",
+    "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: an echo",
 }
 DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
@@ -219,7 +219,7 @@ def collapse(run, out):  # draws SIGNALS -> what they show, in words
     shown = f"success is best from {peak_at} on (means of {WINDOW} iterations), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {shown}")
-    for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):
+    for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):  # column by column
         x, y = run.series(metric)
         ax.plot(x, y, lw=1)
         finish_panel(ax, metric)

@@ -224,7 +224,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). To set rm.gae does nothing."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). rm.gae = yours comes too late."""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -301,7 +301,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, which is free if the same for every token a:
+    """Adds "adv": rewards to come (GRPO: return) minus a baseline b. If b is the same for every token a, no mean changes:
         the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -403,7 +403,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # ids: a column more
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: counted in ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -545,7 +545,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter
-    rows get pads (-) in front. Their columns are *behind* the row's ids: none sees them, later ids replace them.
+    rows get pads (-) in front. These go into columns *behind* the row's ids: none sees them, later ids replace them.
         holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
         holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)

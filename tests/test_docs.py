@@ -267,7 +267,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "After equally many, **no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After a last spike, from 311 on (grey), all answers are malformed. Equal returns, no more updates: the run ends." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After one more jump, from 311 on (grey), all answers are malformed. Equal returns, no more updates: the run ends." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "Now returns differ by Engineer's luck alone, which PPO scales up: updates are noise." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
@@ -277,6 +277,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert "Gradients shrink, then jump again and again." in section and max(longest[300:311]) > 50 * np.median(longest[200:300])
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "nearly all thoughts are alike. That alone does no harm: at the default rate they become so, too." in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "nearly all thoughts are alike. That alone does no harm: at the default rate they do, too." in section
     assert 150 < rows[-1]["seconds"] < 210 and "three minutes; CPUs differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]

@@ -451,7 +451,7 @@ def test_what_the_page_says_of_the_usual_rate():
     assert "none of ten long bandit runs does so at our default learning rate, most at five times that" in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
-    assert max(different) < 15 and "nearly all thoughts are alike. That alone does no harm: at the default rate they become so, too." in (ROOT / "README.md").read_text()
+    assert max(different) < 15 and "nearly all thoughts are alike. That alone does no harm: at the default rate they do, too." in (ROOT / "README.md").read_text()
 
 
 def came_back(run):
