@@ -224,7 +224,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). rm.gae = yours comes too late."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO); rm.gae = yours is too late."""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -301,7 +301,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: return) minus a baseline b. If b is the same for every token a, no mean changes:
+    """Adds "adv": rewards to come (GRPO: return) minus a baseline b. If b is the same for all tokens a, no mean changes:
         the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
