@@ -211,10 +211,9 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
 def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for each token that may come next
     tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
     chosen = next_logps.gather(1, tokens).flatten().tolist()
-    entropies = entropy_of(next_logps).tolist()
-    for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropies):  # ids: of one token
+    for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropy_of(next_logps).tolist()):
         traj.cached = len(traj.ids)  # all of these were read; the new token was not
-        traj.append(ids, sampled=True, logp=logp)
+        traj.append(ids, sampled=True, logp=logp)  # ids: of one token
         traj.entropy += entropy
 
 
@@ -301,7 +300,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: return) minus a baseline b. As b ignores the token a, no mean changes:
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b. This changes no mean gradient, only noise,
+    since b does not depend on which token a was chosen:
         the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -659,7 +659,7 @@ def save(models, cfg):
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: is the disk full, or may you not write?"):
         models.policy.save_pretrained(new)
-        models.tok.save_pretrained(new)
+        models.tok.save_pretrained(new, save_jinja_files=False)  # else several templates are a folder
         torch.save(state, new / "trainer.pt")
         for file in sorted(new.iterdir()):
             file.replace(f"{cfg.out}/checkpoint/{file.name}")
@@ -774,7 +774,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
                  f"--resume trains on: same world, model, folder. Else: --model {run}, which takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
-    of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"} - vars(envs.make(cfg.env)).keys()
+    of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in given.keys() & of_no_use:
         print(f"note: {name} changes nothing here")
     return cfg

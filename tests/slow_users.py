@@ -365,7 +365,10 @@ def delete(name):
 
 
 def without_template(run):
-    Path(run, "checkpoint/chat_template.jinja").unlink()
+    file = Path(run, "checkpoint/tokenizer_config.json")
+    settings = json.loads(file.read_text())
+    del settings["chat_template"]
+    file.write_text(json.dumps(settings))
 
 
 def without_weights(run):
