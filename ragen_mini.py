@@ -747,7 +747,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s 
             if kind is str or name == "play" and value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
-                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g} (config.json?)")
+                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
         need(self.clip_high > 0.2 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"--starpo-s, but --clip-high {self.clip_high}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(the same every time, at temperature 0.5; evaluations draw others)")
+            print(f"{samples[0]['text']}\n(token by token, as the model reads; the same every time, temperature 0.5)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

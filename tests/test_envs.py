@@ -506,3 +506,8 @@ def test_what_one_wins_on_the_lake_without_reading_all():
     assert (blind, won) == (pytest.approx(0.29, abs=0.005), pytest.approx(0.64, abs=0.005))
     page = (ROOT / "figures/smollm2/README.md").read_text()
     assert "moves that ignore the state win at most 0.29, walking to the goal without a look at holes 0.64" in page
+
+
+def test_one_episode_has_no_interval():
+    assert [envs.with_interval(p, 1) for p in (0.0, 1.0)] == ["not won", "won"]
+    assert envs.with_interval(0.0, 2).startswith("0.00 [0.00,")
