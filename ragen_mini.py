@@ -16,8 +16,8 @@ Words
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
     trajectory  an episode as tokens: message, answer, message, ... Its return R is the sum of its rewards
-    group       the N trajectories of one level: all begin with the same message, the paper's "prompt"
-    iteration   one rollout (P groups) and its updates. An update is one gradient step, on E = 32 trajectories
+    group       the N (cfg.rollouts) trajectories of one level: all begin with one message, the paper's "prompt"
+    iteration   one rollout (P = cfg.prompts groups) and its updates: gradient steps on E = cfg.update_size trajectories
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
@@ -223,7 +223,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO); rm.gae = yours is too late."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). To set rm.gae does nothing."""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -249,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # else PPO's whitening would enlarge KL penalties and the critic's errors
+    return spread < 1e-4  # else whitening (compute_advantages) would enlarge KL penalties and the critic's errors
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -579,7 +579,7 @@ class KVCache:
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
         stored = self.layers.get(layer, new[..., :0, :])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
-        if missing > 0:  # 64 more than needed: a copy for every token would be slow
+        if missing > 0:  # 64 more than needed: to grow for every token would be a second copy
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
         # stored[rows, :, :, columns] is (b, q, 2, heads, width): torch moves the indexed axes first
@@ -652,8 +652,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder and trainer.pt (networks, optimizer, log, origin). --resume reads
-    only the latter. Old files are replaced when all new ones are written, so the process may die at any moment."""
+    """RUN/checkpoint: a Hugging Face folder (for --model), and trainer.pt with networks, optimizer, log, origin
+    (for --resume). Old files are replaced when all new ones are written, so the process may die at any moment."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
