@@ -647,7 +647,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}, from {len(rows)} on. The bar: success (few levels), valid answers")
+    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}. The bar: success (few levels), valid answers")
     return cfg, rows, lock
 
 
