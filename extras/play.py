@@ -21,7 +21,7 @@ def play(name, seed):
         line = sys.stdin.readline().strip().lower()  # also empty where the input has ended
         if not line:
             return
-        for word in map(str.strip, line.split("||")):
+        for word in filter(None, map(str.strip, line.split("||"))):  # else "" would be the start of any action
             meant = [action for action in env.actions if action.lower().startswith(word)]
             if not meant:
                 print(f"{word!r} is none of these words")

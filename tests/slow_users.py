@@ -179,7 +179,7 @@ def test_a_world_in_a_file_works_in_every_command(runs, user, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("jump\nu\n"))
     code, said, _ = user(f"extras/play.py {MINE} 3")
     assert code == 0 and "Left / Up / Right" in said and "reward" in said
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Right || d\n"))  # as the model writes them
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Right || d ||\n"))  # nearly as the model writes them
     code, said, _ = user("extras/play.py frozenlake 8")
     assert code == 0 and said.count("reward") == 2
 
