@@ -17,7 +17,7 @@ def play(name, seed):
     obs, _ = env.reset(seed)
     print(f"{env.instruction}\n\n{obs}")
     while not env.over:
-        print(f"\n{' / '.join(env.actions)} (or its start; several: with || between; empty: stop): ", end="", flush=True)
+        print(f"\n{' / '.join(env.actions)} (or its start; several: a || b; empty: stop): ", end="", flush=True)
         line = sys.stdin.readline().strip().lower()  # also empty where the input has ended
         if not line:
             return
