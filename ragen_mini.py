@@ -748,8 +748,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s 
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
                  f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
-        need(self.clip_high > 0.2 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
-             f"--starpo-s, but --clip-high {self.clip_high}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
+             f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
@@ -765,17 +765,16 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         parser.add_argument(*sorted({f"--{name.replace('_', '-')}", f"--{name}"}), help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
-    settings = {}
     with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
-        if Path(f"{run}/checkpoint").is_dir():  # a run's settings apply, except those given here
-            settings = json.loads(Path(f"{run}/config.json").read_text())
+        is_run = Path(f"{run}/checkpoint").is_dir()  # then its settings apply, except those given here
+        settings = json.loads(Path(f"{run}/config.json").read_text()) if is_run else {}
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
                  f"--resume trains on: same world, model, folder. Else: --model {run}, which takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
-    for name in given.keys() & of_no_use:
+    for name in of_no_use.intersection(given):
         print(f"note: {name} changes nothing here")
     return cfg
 
