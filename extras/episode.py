@@ -2,8 +2,8 @@
 
     python extras/episode.py RUN
 
-They are from RUN/samples.jsonl, which has the first eight levels of every evaluation. If these gained in all, the one
-is shown that gained most, else the one that lost most. Nothing is played.
+They are from RUN/samples.jsonl, which has the first eight levels of every evaluation. Nothing is played. If these
+gained in all, the one is shown that gained most, else the one that lost most; of several, a short one of two turns.
 """
 import argparse
 import contextlib
@@ -68,13 +68,18 @@ def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves 
 
 
 def drawn(pairs):  # -> figure
-    gains = [worth(after) - worth(before) for before, after in pairs]
-    most, word = (max, "gained") if sum(gains) >= 0 else (min, "lost")
-    before, after = pairs[gains.index(most(gains))]
     means = [np.mean([worth(sample) for sample in samples]) for samples in zip(*pairs)]
+    sign, word = (1, "gained") if means[1] >= means[0] else (-1, "lost")
+
+    def shows_most(pair):
+        before, after = pair
+        turns = len(after["turns"])
+        return sign * (worth(after) - worth(before)), turns > 1, -turns - len(before["turns"])
+    before, after = max(pairs, key=shows_most)
     height = max(len(before["turns"]), len(after["turns"])) + 1
     a_turn = 1.35 if is_board(rows_of(last_state(before))) else 0.9  # inches; words need less
     fig = matplotlib.figure.Figure(figsize=(9, a_turn * height + 0.6), layout="constrained")
+    fig.get_layout_engine().set(h_pad=0.1)  # turns do not touch
     left, right = fig.add_gridspec(1, 2)
     which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", fontsize=9)
@@ -196,7 +201,8 @@ def put(ax, line, text, **style):  # below so many lines
 
 def write(ax, number, turn):  # what the model said, and what it earned
     put(ax, 0, f"turn {number}", color="0.4")
-    thought = textwrap.wrap(plots.thought_of(turn), LETTERS, max_lines=3, placeholder=" ...")
+    thought = re.sub(r" ([,.])", r"\1", plots.thought_of(turn))  # tiny writes a blank before each
+    thought = textwrap.wrap(thought, LETTERS, max_lines=3, placeholder=" ...")
     put(ax, 1, "\n".join(thought), style="italic")
     said = turn["answer"].partition("<answer>")[2] or "(no answer)"
     if turn["valid"]:

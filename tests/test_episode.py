@@ -65,6 +65,16 @@ def test_if_the_levels_lost_in_all_one_that_lost_is_shown(tmp_path, drawn):
     assert "(mean return 0.50, then 0.30) the one that lost most" in drawn[0].get_supxlabel()
 
 
+def test_of_those_that_gained_alike_a_short_one_of_two_turns_is_shown(tmp_path, drawn):
+    def turns(iteration, level, R, number):
+        one = sample(iteration, level, R)
+        return one | {"turns": (number - 1) * [one["turns"][0] | {"reward": 0.0}] + one["turns"]}
+    before = [turns(0, level, 0.0, 1) for level in range(4)]
+    after = [turns(20, level, R, number) for level, (R, number) in enumerate([(1.0, 1), (1.0, 3), (1.0, 2), (0.5, 2)])]
+    episode.episode(str(written(tmp_path, before + after)))
+    assert sum(word.startswith("turn ") for word in words(drawn[0])) == 1 + 2 and "after iteration 20: return 1" in words(drawn[0])
+
+
 def test_a_state_in_words_is_written_as_it_is(tmp_path, drawn):
     text = ["The arms are Teacher and Engineer.", "You pulled Engineer."]
     run = written(tmp_path, [sample(0, 0, 0.0, "bandit", text), sample(20, 0, 1.0, "bandit", text)])
