@@ -2,7 +2,7 @@
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
-    python plots.py collapse RUN                        its signals: which moved first?
+    python plots.py collapse RUN                        its signals: which moved first? RUN/collapse.png
 """
 import argparse
 import json
@@ -41,12 +41,12 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R (P,N); learned: [(batch, steps)], no update: [({}, [])] -> columns
+def log_columns(trajs, R, learned):  # R (P,N); learned: pairs (batch, statistics of its updates) -> columns
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
-    for batch, steps_of_slice in learned:
-        steps += steps_of_slice
+    for batch, its_steps in learned:
+        steps += its_steps
         if "kl" in batch:
             kl.append(batch["kl"][batch["mask"]].mean().item())
     thoughts = list(map(thought_of, turns))
@@ -80,7 +80,7 @@ def thought_of(turn):  # -> text; without </think>, all the rest of the answer; 
 def add_lines(folder, name, dicts):  # to a file of the run, a line each
     with open(Path(folder, name), "a") as file:
         for x in dicts:
-            file.write(json.dumps(x, default=float) + "\n")  # float: of tensors and NumPy's numbers
+            file.write(json.dumps(x, default=float) + "\n")  # tensors and NumPy's numbers become floats
 
 
 @dataclass
@@ -114,7 +114,7 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
-def is_dead(rows):  # no update in ten iterations: `train` ends the run (rare rewards may cause it, too)
+def is_dead(rows):  # no update for so long: `train` ends the run (rare rewards may cause it, too)
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead
 
 
@@ -130,10 +130,10 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
     means = np.convolve(success, np.ones(n) / n, "valid")
     peak = means.argmax()
     below_half = success < means[peak] / 2
+    dead = is_dead(run.rows)  # then its log may end before COLLAPSED_FOR iterations are over
     for i in range(peak, len(success)):
         ahead = below_half[i:i + COLLAPSED_FOR]
-        long_enough = len(ahead) == COLLAPSED_FOR or is_dead(run.rows)  # a dead run's log may end before
-        if ahead.all() and long_enough:
+        if ahead.all() and (dead or len(ahead) == COLLAPSED_FOR):
             return iterations[peak], iterations[i]
     return iterations[peak], None
 
@@ -183,7 +183,7 @@ def draw_run(ax, metric, run, label, color):
         ax.plot(x, y, color=color, lw=0.7)
         ax.plot(x, moving_average(y), color=color, lw=2, label=label)
         return
-    ax.plot(x, y, "-o", color=color, lw=2, label=label)
+    ax.plot(x, y, "-o", color=color, lw=2, label=label)  # evaluations, with intervals and yardsticks
     episodes = run.config["eval_prompts"]
     intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
@@ -194,17 +194,17 @@ def draw_run(ax, metric, run, label, color):
 
 
 def finish_panel(ax, metric):
-    ax.set_title(LOOKS.get(metric, metric))
     ax.set_xlabel("iteration")
+    ax.set_title(LOOKS.get(metric, metric))  # a column of your own: its name
     if metric.startswith("eval "):
         ax.set_title(f"success, {metric.removeprefix('eval ')}\nevaluation, 95% interval")
-        ax.set_ylim(0, 1.15)
+        ax.set_ylim(0, 1.15)  # "optimal 1.00" stands above its line
     if metric.startswith("grad_norm"):
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
         ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 
 
-def moving_average(y):  # (n,) -> (n,): means over `half` values on either side
+def moving_average(y):  # (n, ...) -> (n, ...): means over `half` values on either side
     half = max(2, len(y) // 40)
     return np.array([y[max(0, i - half):i + half + 1].mean(0) for i in range(len(y))])
 

@@ -311,6 +311,7 @@ def unknown_words(texts, tok):  # words of the texts that the tokenizer lacks
 
 
 if __name__ == "__main__":
+    rm.signal(rm.SIGINT, rm.SIG_DFL)  # Ctrl-C ends it at once
     sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", help="my_world.py:Class, or a name that python envs.py lists")

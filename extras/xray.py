@@ -110,6 +110,7 @@ def describe(traj, k, part, tok):  # row k of the part is this trajectory
 
 
 if __name__ == "__main__":
+    rm.signal(rm.SIGINT, rm.SIG_DFL)  # Ctrl-C ends it at once
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     print(f"open in a browser: {xray(parser.parse_args().run)}")
