@@ -264,14 +264,14 @@ def test_readme_findings_are_those_of_the_ledger():
     (ppo, ppo_early, ppo_late), (s, s_early, s_late) = table
     assert (f"updates | {ppo} | {s}\n---|---|---\n1,600 | iteration 100: {ppo_early} | iteration 400: {s_early}\n"
             f"6,400 | iteration 400: {ppo_late} | iteration 1,600: {s_late}\n") in README
-    assert "At iteration 400 StarPO-S looks like a cure." in section
+    assert "At iteration 400 StarPO-S looks like a cure: 5 of 20, not 14 of 18." in section
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        assert low < 0 < high and max(-low, high) > 1600 and "After equally many (rows), **no benefit is shown**, nor excluded." in section
+        assert low < 0 < high and max(-low, high) > 1600 and "After equally many (compare within a row) **no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed. Equal returns, no updates: the run ends." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed. Equal returns: the run ends." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "Now returns differ by Engineer's luck alone. Scaled up, this noise makes the updates." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
