@@ -216,7 +216,7 @@ def collapse(run, out):  # draws SIGNALS -> what they show, in words
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    shown = f"success is best from {peak_at} on (means of {WINDOW} iterations), {end}"
+    shown = f"peak of success at {peak_at} (mean of {WINDOW} iterations), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {shown}")
     for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):  # column by column
