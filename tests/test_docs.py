@@ -270,7 +270,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        assert low < 0 < high and max(-low, high) > 1600 and "So **no benefit is shown**, nor excluded." in section
+        assert low < 0 < high and max(-low, high) > 1600 and "So, update by update, **no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "From 311 on (grey) all answers are malformed. Equal returns: the run ends." in section
