@@ -26,8 +26,8 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "valid": "share of valid turns\na lasting fall: a collapse",
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
-    "grad_norm": "gradient norm\nbefore it is clipped to 1",
-    "grad_norm_max": "largest gradient norm\na collapse may follow a spike",
+    "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
+    "grad_norm_max": "largest gradient norm of an update\na collapse may follow a spike",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
@@ -140,7 +140,7 @@ def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of 
 
 def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
-        return f"ended at {len(rows) - 1}: no update in ten iterations, as no returns differ. Anew: lower --lr? other model?"
+        return f"ended at {len(rows) - 1}: no update in ten iterations: equal returns. Anew: lower --lr? other model?"
     goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # rows include row 0
     return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 
@@ -170,7 +170,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         for number, (label, run) in enumerate(runs.items()):
             draw_run(ax, metric, run, label, f"C{number}")
         finish_panel(ax, metric)
-    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: smoothed)" for run in runs.values()}
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: median of neighbours)" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
     fig.savefig(out)
@@ -181,7 +181,7 @@ def draw_run(ax, metric, run, label, color):
     x, y = run.series(metric)
     if not metric.startswith("eval "):
         ax.plot(x, y, color=color, lw=0.7)
-        ax.plot(x, moving_average(y), color=color, lw=2, label=label)
+        ax.plot(x, moving_median(y), color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)  # evaluations, with intervals and yardsticks
     episodes = run.config["eval_prompts"]
@@ -204,9 +204,9 @@ def finish_panel(ax, metric):
         ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 
 
-def moving_average(y):  # (n, ...) -> (n, ...): means over `half` values on either side
+def moving_median(y):  # (n,) -> (n,): of `half` values on either side. Unlike a mean it keeps a cliff steep
     half = max(2, len(y) // 40)
-    return np.array([y[max(0, i - half):i + half + 1].mean(0) for i in range(len(y))])
+    return np.array([np.median(y[max(0, i - half):i + half + 1]) for i in range(len(y))])
 
 
 @matplotlib.style.context(STYLE)

@@ -362,11 +362,16 @@ def draw_seeds(ax, metric, runs, label, number):
     if metric.startswith("eval "):
         style += "o"  # a dot for each evaluation
     elif metric not in ("reward_std", "seconds", "mutual_information", "survival"):
-        y = plots.moving_average(y.T).T  # along the iterations
+        y = np.array([moving_average(of_seed) for of_seed in y])
         how = f"smoothed, {how}"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
     ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
     ax.set_xlabel(f"iteration ({how})")
+
+
+def moving_average(y):  # plots.moving_median would make a mean over seeds jagged
+    half = max(2, len(y) // 40)
+    return np.array([y[max(0, i - half):i + half + 1].mean() for i in range(len(y))])
 
 
 def draw_yardsticks(ax, panel):
