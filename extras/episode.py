@@ -77,7 +77,7 @@ def drawn(pairs):  # -> figure
         return sign * (worth(after) - worth(before)), turns > 1, -turns - len(before["turns"])
     before, after = max(pairs, key=shows_most)
     height = max(len(before["turns"]), len(after["turns"])) + 1
-    a_turn = 1.35 if is_board(rows_of(last_state(before))) else 0.9  # inches; words need less
+    a_turn = 7.3 * LINE / 72  # inches, for at most so many lines: see `write`
     fig = matplotlib.figure.Figure(figsize=(9, a_turn * height + 0.6), layout="constrained")
     fig.get_layout_engine().set(h_pad=0.1)  # turns do not touch
     left, right = fig.add_gridspec(1, 2)
@@ -93,7 +93,7 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
         return ""
     if world.startswith("bandit"):
         bandit = envs.make(world)
-        return f"{bandit.sure} always pays 0.15, {bandit.risky} 1 or 0, on average 0.25: these means are compared, not luck."
+        return f"{bandit.sure} always pays 0.15, {bandit.risky} 1 or 0 (0.25 on average). Compared are these means."
     if world == "frozenlake":
         return "P player, O hole, G goal, X player in a hole, √ player at the goal"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
@@ -208,7 +208,7 @@ def write(ax, number, turn):  # what the model said, and what it earned
     if turn["valid"]:
         said = said.partition("</answer>")[0]
     else:
-        said = f"invalid: {said}"
+        said = f"invalid: {said.strip()}"
     lines = textwrap.wrap(said.strip(), LETTERS, max_lines=2, placeholder=" ...")
     put(ax, 1.3 + len(thought), "\n".join([*lines, f"reward {turn['reward']:g}"]), **BOLD)
 

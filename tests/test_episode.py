@@ -89,7 +89,7 @@ def test_the_luck_of_a_bandit_does_not_count(tmp_path, drawn):
                              sample(20, 0, 0.0, "bandit", [begins, risky]), sample(20, 1, 0.0, "bandit", [begins, risky])])
     episode.episode(str(run))
     assert drawn[0].get_supxlabel() == ("Of 2 levels (mean return 0.02, then 0.25) the one that gained most.\n"
-                                        "Teacher always pays 0.15, Engineer 1 or 0, on average 0.25: these means are compared, not luck.")
+                                        "Teacher always pays 0.15, Engineer 1 or 0 (0.25 on average). Compared are these means.")
     assert "before training: return -0.1" in words(drawn[0])
 
 
