@@ -50,7 +50,7 @@ def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
 class Env:
     """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
         draw(rng, *draw_args)       -> (level, initial state), or None if it failed: find_level tries again.
-                                       A staticmethod: it sees only these, by which find_level caches
+                                       A staticmethod, as find_level caches by these arguments
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
@@ -270,7 +270,7 @@ def carve(rng, size):  # -> set of cells
     return floor
 
 
-def undo(state, floor):  # yields all states, but `state`, from which one action leads to it
+def undo(state, floor):  # yields all other states from which one action leads to `state`
     """now  _ P X    before, if the player walked right           P _ X
                   before, if it walked right and pushed a box  P X _ """
     player, boxes = state
@@ -308,7 +308,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (moved? RUN/config.json)")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (see RUN/config.json)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]

@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # see encode
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # (<|im_end|>, eos)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
@@ -223,14 +223,14 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). To set rm.gae does nothing."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). rm.gae=yours comes too late."""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not your {list(replaced)}: another --algo?")
+    need(not replaced or used in replaced, f"--algo {cfg.algo} does not use {[*replaced]} (ppo: gae; grpo: of_group)")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -289,7 +289,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. (R_i - mean is 1 - 1/N times what it is with the others' mean.)
+    """eq. 5: A_i = (R_i - mean) / std of the group. (That R_i is in the mean makes R_i - mean smaller, by 1 - 1/N.)
     NOTE: the std hides how much returns differ. Say 1 of 16 bandit pulls is risky, and the others pay 0.15.
     The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
@@ -300,8 +300,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b. This changes no mean gradient, only noise,
-    since b does not depend on which token a was chosen:
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, then scaled. Subtracting b changes no mean
+    gradient, only noise, since b does not depend on which token a was chosen (scaling by a std may change it):
         the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -323,9 +323,9 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: then
-    the gradient is A grad log pi, whose mean is the gradient of the mean return. Later they correct for tokens being
-    sampled by pi_old. Once a token has moved far enough the way A pushes, min takes clip(ratio) A: no gradient.
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
+    goes along A grad log pi, on average the gradient of the mean return (tutorial, part 3). Later they correct for
+    sampling by pi_old. Once a token has moved far enough the way A pushes, min takes clip(ratio) A: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -468,7 +468,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # before `watch`, which may pass it on to other processes
-            stop |= str(watch(row, trajs, learned, models, cfg)) == "True"  # or NumPy's; a row, 1.0: no
+            stop |= watch(row, trajs, learned, models, cfg) == True  # not bool(...): it may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -614,7 +614,7 @@ def load_models(cfg):
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
     need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (hub: owner/name; moved?)")
     critic = None
-    with or_say(f"--model {cfg.model} not loaded (no {cfg.device}? moved? damaged? offline? needs --algo grpo?)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (if only a critic cannot be made: --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -652,8 +652,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder (for --model), and trainer.pt with networks, optimizer, log, origin
-    (for --resume). Old files are replaced when all new ones are written, so the process may die at any moment."""
+    """RUN/checkpoint: a Hugging Face folder (all that --model reads) and trainer.pt: networks, optimizer, log, origin
+    (all that --resume reads). Files are replaced once all new ones are written: the process may die at any moment."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
@@ -680,7 +680,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128: one update, no clip acts
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128 episodes, one update: ratios are 1
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
@@ -689,7 +689,7 @@ Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s want it (play: none)
+class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and --starpo-s (play: no level)
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: Share = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
@@ -747,7 +747,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: as model and --starpo-s 
             if kind is str or name == "play" and value is None:
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most,
-                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
+                 f"--{name.replace('_', '-')} {value!r}: must be of type {kind.__name__}, from {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
@@ -786,7 +786,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(token by token, as the model reads; the same every time, temperature 0.5)")
+            print(f"{samples[0]['text']}\n(random, optimal: on what was played; temperature 0.5; the same every time)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

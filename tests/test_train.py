@@ -188,9 +188,9 @@ def test_the_success_rate_reaches_play_and_yardsticks(folder):
 
 
 def test_only_true_ends_a_run(tmp_path, folder):
-    """A `watch` that returns its row, or a success of 1.0, does not; NumPy's True does."""
+    """Or what equals it, as NumPy's True and 1 do. A `watch` that returns its row does not."""
     for answer, last in ((dict, 2), (lambda row: np.bool_(row["iteration"] == 1), 1), (lambda row: np.bool_(False), 2),
-                         (lambda row: 1.0, 2), (lambda row: 1, 2), (lambda row: row["iteration"] == 0, 0)):
+                         (lambda row: 0.5, 2), (lambda row: row["iteration"] == 0, 0)):
         rows = run(tmp_path / f"run{last}", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder,
                    watch=lambda row, *_: answer(row))
         assert rows[-1]["iteration"] == last
@@ -341,7 +341,7 @@ def test_the_last_line_says_what_comes_next(bandit):
     assert plots.advice(rows[:2], cfg).endswith("--iterations 2")
     assert plots.advice(rows[:1], rm.replace(cfg, iterations=0)).endswith("--iterations 30")
     dead = [{"iteration": i, "updates": 0} for i in range(11)]
-    assert plots.advice(dead, cfg) == "ended at 10: no update in ten iterations, as no returns differ. Anew: lower --lr? other model?"
+    assert plots.advice(dead, cfg) == "ended at 10: no update in ten iterations: equal returns. Anew: lower --lr? other model?"
 
 
 def test_train_trains_whatever_was_only_looked_at_before(bandit, tmp_path):
@@ -432,11 +432,11 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be float, 0 to 1"), ("--gamma 2", "--gamma 2.0: must"), ("--keep 7", "0 to 1"),
-    ("--temperature 0", "must be float, 1e-06 to"), ("--max-new-tokens 0", "must be int, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
+    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be of type float, from 0 to 1"), ("--gamma 2", "--gamma 2.0: must"), ("--keep 7", "0 to 1"),
+    ("--temperature 0", "must be of type float, from 1e-06 to"), ("--max-new-tokens 0", "must be of type int, from 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "not loaded (no moon? "),
-    ("--model {tmp}", "not loaded (no cpu? moved? damaged? offline?"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
+    ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on moon"),
+    ("--model {tmp}", "cannot be loaded on cpu"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
     ("--model {tmp}/no", "empty/no: no such folder"), ("--model gpt2", "--model gpt2: no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
