@@ -300,9 +300,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline b, then scaled. Subtracting b changes no mean
-    gradient, only noise, since b does not depend on which token a was chosen (scaling by a std may change it):
-        the mean of b grad log pi  =  sum_a pi(a) b grad log pi(a)  =  b grad sum_a pi(a)  =  b grad 1  =  0"""
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. Subtracting c changes no mean
+    gradient, only noise, since c does not depend on which token a was chosen (scaling by a std may change it):
+        the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = 0.0 * batch["reward"]
