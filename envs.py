@@ -77,7 +77,7 @@ class Env:
         self.over = bool(over)  # JSON does not take NumPy's
         return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
 
-    def bonus(self, turn):  # turn: a dict, see take_turn. Called before the answer's actions are run
+    def bonus(self, turn):  # turn: see take_turn in ragen_mini.py. Called before the answer's actions are run
         """Extra reward for what an answer *says*. It is trained on, but the model is not told of it."""
         return 0.0
 

@@ -1,4 +1,4 @@
-"""Writes and reads the log of a run, says whether the run collapsed, and draws pictures of it.
+"""Writes and reads the log of a run, says whether it collapsed or is dead (`train` ends it), and draws pictures.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
@@ -109,7 +109,7 @@ def load(folder):  # -> Run
         return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
 
 
-# ---------------------------------------------- when did a run collapse, is it dead, and what next?
+# ------------------------------------------------------- collapsed, dead, or how to go on with a run
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
@@ -170,8 +170,8 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         for number, (label, run) in enumerate(runs.items()):
             draw_run(ax, metric, run, label, f"C{number}")
         finish_panel(ax, metric)
-    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']} (thick: median of neighbours)" for run in runs.values()}
-    fig.suptitle(" / ".join(sorted(subjects)))
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
+    fig.suptitle(" / ".join(sorted(subjects)) + " (thick: median of neighbours)")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
     fig.savefig(out)
     return out

@@ -22,8 +22,8 @@ Words
     ratio       a token's probability now, divided by its probability when it was sampled
 
 New to RL? Tutorial, part 3. Order: episodes, playing, advantages, losses, loop, cache; then (skip it) files, settings.
-Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
-b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
+cfg is a Config. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the
+filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
 import argparse
 import copy
@@ -223,7 +223,8 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO), of_group=yours (GRPO). rm.gae=yours comes too late."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO). To set rm.gae does nothing,
+    as defaults are bound at import."""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -289,7 +290,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. (That R_i is in the mean makes R_i - mean smaller, by 1 - 1/N.)
+    """eq. 5: A_i = (R_i - mean) / std of the group. (R_i - mean is 1 - 1/N times R_i minus the others' mean.)
     NOTE: the std hides how much returns differ. Say 1 of 16 bandit pulls is risky, and the others pay 0.15.
     The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
@@ -301,7 +302,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
     """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. Subtracting c changes no mean
-    gradient, only noise, since c does not depend on which token a was chosen (scaling by a std may change it):
+    gradient, only noise, if c does not depend on which token a was chosen:
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -403,7 +404,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: counted in ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: T - 1 columns are T ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -487,7 +488,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajectories, results of `learn`
-    """Play, then learn. All randomness is of (cfg.seed, i): on a CPU a resumed run has the same rows (not seconds)."""
+    """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows (not seconds)."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
     rng = np.random.default_rng([cfg.seed, i])  # draws the levels' seeds (none of EVAL_SEEDS), and one to sample
@@ -545,7 +546,7 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter
-    rows get pads (-) in front. These go into columns *behind* the row's ids: none sees them, later ids replace them.
+    rows get pads (-) in front. These go into columns *behind* the row's ids: an id sees only columns up to its own.
         holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
         holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
@@ -579,7 +580,7 @@ class KVCache:
         new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
         stored = self.layers.get(layer, new[..., :0, :])  # before the first pass: no columns
         missing = self.used - stored.shape[3]
-        if missing > 0:  # 64 more than needed: to grow for every token would be a second copy
+        if missing > 0:  # growing copies everything: so seldom, and by 64 more than needed
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
         # stored[rows, :, :, columns] is (b, q, 2, heads, width): torch moves the indexed axes first
@@ -645,7 +646,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         lock = filelock.FileLock(f"{out}/lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
-    Path(f"{out}/log.jsonl").write_text(log)  # drops rows after the checkpoint: they are made again
+    Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
     print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}. The bar: success (few levels), valid answers")
     return cfg, rows, lock
@@ -758,7 +759,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
     about = (f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
              f"    The script's own: {', '.join(config.__annotations__.keys() - Config.__annotations__) or 'none'}")
-    parser = argparse.ArgumentParser(None, "%(prog)s [--help]", about, argument_default=argparse.SUPPRESS,
+    parser = argparse.ArgumentParser(usage="%(prog)s [--help]", description=about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
@@ -772,7 +773,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
                  f"--resume trains on: same world, model, folder. Else: --model {run}, which takes its weights")
-        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the last one wins
+        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # typed options win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
         print(f"note: {name} changes nothing here")
