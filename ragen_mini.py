@@ -231,7 +231,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} does not use {[*replaced]} (ppo: gae; grpo: of_group)")
+    need(not replaced or used in replaced, f"{[*replaced]}: --algo ppo uses gae, --algo grpo uses of_group")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -613,7 +613,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
-    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (hub: owner/name; moved?)")
+    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (the hub has owner/name)")
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (if only a critic cannot be made: --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
@@ -648,7 +648,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}. The bar: success (few levels), valid answers")
+    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}. (train_success: of few levels, just played)")
     return cfg, rows, lock
 
 
@@ -670,7 +670,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Anew: --model RUN")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Or --model RUN?")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(random, optimal: on what was played; temperature 0.5; the same every time)")
+            print(f"{samples[0]['text']}\n(as tokens read; random, optimal: of this; temperature 0.5, as always)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

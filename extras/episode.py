@@ -95,7 +95,7 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
         bandit = envs.make(world)
         return f"{bandit.sure} always pays 0.15, {bandit.risky} 1 or 0 (0.25 on average). Compared are these means."
     if world == "frozenlake":
-        return "P player, O hole, G goal, X player in a hole, √ player at the goal"
+        return "P player, O hole, G goal, X player in a hole, √ player at the goal. A move may slip sideways"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
     _wall, _floor, *written = told.replace("you", "player").split(", ")  # these two are only coloured
     return ", ".join(written)
@@ -204,12 +204,10 @@ def write(ax, number, turn):  # what the model said, and what it earned
     thought = re.sub(r" ([,.])", r"\1", plots.thought_of(turn))  # tiny writes a blank before each
     thought = textwrap.wrap(thought, LETTERS, max_lines=3, placeholder=" ...")
     put(ax, 1, "\n".join(thought), style="italic")
-    said = turn["answer"].partition("<answer>")[2] or "(no answer)"
-    if turn["valid"]:
-        said = said.partition("</answer>")[0]
-    else:
-        said = f"invalid: {said.strip()}"
-    lines = textwrap.wrap(said.strip(), LETTERS, max_lines=2, placeholder=" ...")
+    said = turn["answer"].partition("<answer>")[2].partition("</answer>")[0].strip() or "(no answer)"
+    if not turn["valid"]:
+        said = f"invalid: {said}"
+    lines = textwrap.wrap(said, LETTERS, max_lines=2, placeholder=" ...")
     put(ax, 1.3 + len(thought), "\n".join([*lines, f"reward {turn['reward']:g}"]), **BOLD)
 
 

@@ -195,7 +195,7 @@ def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
     said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
-    assert "Let me Let ," in said and "By 300 thoughts are gibberish (`Let me Let ,`), answers still right." in README
+    assert "Let me Let ," in said and "By 300 thoughts are gibberish (`Let me Let ,`; see samples.jsonl), answers still right." in README
 
 
 def test_what_is_told_of_a_gpu_is_in_its_log():
