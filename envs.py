@@ -206,7 +206,7 @@ class Sokoban(Env):
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
         k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If there is none, room *and* k
-        are drawn anew. Many rooms lack high layers, so small k are more frequent (one box: the median is 3 or 4)."""
+        are drawn anew. Many rooms lack high layers, so small k are more frequent."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None

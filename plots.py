@@ -118,7 +118,7 @@ def is_dead(rows):  # no update for so long: `train` ends the run (rare rewards 
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead
 
 
-def peak_and_collapse(run):  # -> iteration of the peak (even if it is low), of the collapse (or None)
+def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is low; of the collapse, or None
     """An example with WINDOW = 2 and COLLAPSED_FOR = 3:
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
@@ -216,7 +216,7 @@ def collapse(run, out):  # draws SIGNALS -> what they show, in words
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    shown = f"peak of success at {peak_at} (mean of {WINDOW} iterations), {end}"
+    shown = f"first peak of success at {peak_at} (mean of {WINDOW} iterations), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {shown}")
     for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):  # column by column

@@ -22,8 +22,8 @@ Words
     ratio       a token's probability now, divided by its probability when it was sampled
 
 New to RL? Tutorial, part 3. Order: episodes, playing, advantages, losses, loop, cache; then (skip it) files, settings.
-cfg is a Config. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the
-filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
+cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
+groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
 import argparse
 import copy
@@ -223,8 +223,8 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO). To set rm.gae does nothing,
-    as defaults are bound at import."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README. (To set
+    ragen_mini.gae does nothing: defaults are bound at import.)"""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -250,7 +250,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # else whitening (compute_advantages) would enlarge KL penalties and the critic's errors
+    return spread < 1e-4  # else only KL penalties and the critic's errors would drive the step, enlarged by whitening
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -531,7 +531,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # "cuda" in "cuda:0": bf16 rounds more than fp32
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # on "cuda:0", too: bf16 rounds more than fp32
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
@@ -545,8 +545,8 @@ def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest. Only the last input gets logits, so shorter
-    rows get pads (-) in front. These go into columns *behind* the row's ids: an id sees only columns up to its own.
+    ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids get pads (-) in front, as only the
+    last input gets logits. Pads go into columns *behind* the row's ids: no id looks there, later ids replace them.
         holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
         holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
@@ -653,8 +653,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder (all that --model reads) and trainer.pt: networks, optimizer, log, origin
-    (all that --resume reads). Files are replaced once all new ones are written: the process may die at any moment."""
+    """RUN/checkpoint: a Hugging Face folder, for --model. In it trainer.pt: networks, optimizer, log, origin, by which
+    --resume sets all. Files are replaced once all new ones are written: so the process may die at any moment."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
