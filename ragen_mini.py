@@ -59,7 +59,7 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-NOT_FINITE = "stopped: log-probs or gradients are not finite. If the rewards are finite: --resume RUN, a lower --lr"
+NOT_FINITE = "stopped: log-probs or gradients are not finite. --resume RUN, a lower --lr? At once again: it is damaged"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length: every token
 
@@ -763,7 +763,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
-        parser.add_argument(*sorted({f"--{name.replace('_', '-')}", f"--{name}"}), help=argparse.SUPPRESS, **how)
+        parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
@@ -771,8 +771,8 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         settings = json.loads(Path(f"{run}/config.json").read_text()) if is_run else {}
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
-            need(not given.keys() & {"env", "model", "out", "play", "eval_only"},
-                 f"--resume trains on: same world, model, folder. Else: --model {run}, which takes its weights")
+            need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
+                 f"--resume keeps world, model, folder, method, evaluation. Else: --model {run} takes its weights")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # typed options win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):

@@ -316,7 +316,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", help="my_world.py:Class, or a name that python envs.py lists")
     parser.add_argument("--model", default="tiny", help="whose tokenizer is asked")
-    parser.add_argument("--max-actions", type=int, default=10, help="of an episode")
+    parser.add_argument("--max-actions", "--max_actions", type=int, default=10, help="of an episode")
     args = parser.parse_args()
     source = rm.Config(model=args.model).source  # of a run: its checkpoint
     with rm.or_say(f"--model {source}: its tokenizer cannot be loaded"):

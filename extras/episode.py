@@ -114,9 +114,12 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
     first, last = by_iteration[earliest], by_iteration[latest]
     last = last[-8:]  # a run that was resumed may have evaluated twice in one iteration
     pairs = []
-    for before, after in zip(first, last):
-        if before["turns"][0]["state"] == after["turns"][0]["state"]:  # else a line is missing: another level
-            pairs.append((before, after))
+    for after in last:
+        for before in first:
+            if before["turns"][0]["state"] == after["turns"][0]["state"]:
+                first.remove(before)  # a bandit has only two states
+                pairs.append((before, after))
+                break
     need(pairs, "the first and the last evaluation have no level in common")
     return pairs
 

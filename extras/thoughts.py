@@ -137,9 +137,11 @@ def train(cfg, pay):
             rm.need(len(paid), f"{cfg.resume} was not trained by this program: ragen_mini.py goes on with it")
             pay = paid[-1]
     rm.need(abs(pay) < 1e6, f"--pay {pay}: must be a number")  # not nan or inf
+    rm.need(not (pay and cfg.no_think), "--pay is for thoughts, and --no-think leaves none")
     Claims.pay = pay
     result = rm.train(cfg, watch=watch)
-    if Claims.pay and not any("claims" in row for row in result[0]):
+    rows, _ = result
+    if Claims.pay and len(rows) > 1 and not any("claims" in row for row in rows):
         print("note: no thought claimed anything, so nothing was paid")
     return result
 

@@ -104,7 +104,10 @@ def test_an_unfinished_answer_and_an_unknown_world_are_drawn(tmp_path, drawn):
 def test_after_a_lost_line_no_two_levels_are_compared(tmp_path, drawn):
     """The second evaluation lacks its first sample: what stands in the same place is another level."""
     other = ["_ O\nP G", "_ O\n_ √"]
-    run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, 0.0, states=other), sample(20, 1, 1.0, states=other)])
+    run = written(tmp_path, [sample(0, 0, 0.5), sample(0, 1, 0.0, states=other), sample(20, 1, 1.0, states=other)])
+    episode.episode(str(run))
+    assert drawn[0].get_supxlabel().startswith("Of 1 levels (mean return 0.00, then 1.00)")
+    run = written(tmp_path, [sample(0, 0, 0.5), sample(20, 1, 1.0, states=other)])
     with pytest.raises(envs.UserError, match="no level in common"):
         episode.episode(str(run))
 
