@@ -92,7 +92,7 @@ def find_level(world, draw_args, seed):  # -> level, initial state
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
-    raise UserError(f"{world.__name__}: no level: does draw return None too often? If levels are few: split = False")
+    raise UserError(f"{world.__name__}: no level. Are there few? Then split = False. Else draw returns None too often")
 
 
 # ------------------------------------------------------------------------------------------- bandit
@@ -369,7 +369,7 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
     low, high = interval(p, n)
-    return f"{p:.2f} [{low:.2f}, {high:.2f}]" if n > 1 else ("not won", "won")[int(p)]
+    return f"{p:.2f} [{low:.2f}, {high:.2f}]" if n > 1 else ("no success", "success")[int(p)]
 
 
 # ------------------------------------------------------------------------------ what users are told
@@ -394,7 +394,7 @@ def or_say(advice):  # turns any exception of a library into our advice, followe
     except Exception as error:
         if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (-X dev: all) pass unchanged
             raise
-        raise UserError(f"{advice} ({error!r:.150}; python -X dev shows more)") from error
+        raise UserError(f"{advice} ({error!r:.200}; python -X dev shows more)") from error
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is l
 
 def advice(rows, cfg):  # -> what `train` says at last
     if is_dead(rows):
-        return f"ended at {len(rows) - 1}: no update for {COLLAPSED_FOR} iterations (equal returns). Lower --lr, other model?"
+        return f"ended at {len(rows) - 1}: no update in {COLLAPSED_FOR} iterations (equal returns). A lower --lr?"
     goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # rows include row 0
     return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 

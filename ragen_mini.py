@@ -615,7 +615,7 @@ def load_models(cfg):
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
     need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device} (if only a critic cannot be made: --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}{', or no critic (--algo grpo?)' * cfg.trains}"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -648,7 +648,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}. (train_success: of few levels, just played)")
+    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}; train_success: {cfg.prompts} levels, noisy")
     return cfg, rows, lock
 
 
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(as tokens read; random, optimal: of this; temperature 0.5, as always)")
+            print(f"{samples[0]['text']}\n(blanks part tokens; random, optimal: their chances here; temperature 0.5)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

@@ -81,7 +81,7 @@ def drawn(pairs):  # -> figure
     fig = matplotlib.figure.Figure(figsize=(9, a_turn * height + 0.6), layout="constrained")
     fig.get_layout_engine().set(h_pad=0.1)  # turns do not touch
     left, right = fig.add_gridspec(1, 2)
-    which = f"Of {len(pairs)} levels (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
+    which = f"Of {len(pairs)} episodes (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", fontsize=9)
     draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
@@ -93,12 +93,12 @@ def key_to(world):  # -> what one must know to read the picture of a world of ou
         return ""
     if world.startswith("bandit"):
         bandit = envs.make(world)
-        return f"{bandit.sure} always pays 0.15, {bandit.risky} 1 or 0 (0.25 on average). Compared are these means."
+        return f"{bandit.sure} always pays 0.15, {bandit.risky} 1 or 0 (0.25 on average). Episodes are compared by these means."
     if world == "frozenlake":
         return "P player, O hole, G goal, X player in a hole, √ player at the goal. A move may slip sideways"
     told = re.search(r"Symbols: ([^.]*)", envs.make(world).instruction)[1]  # as to the model
     _wall, _floor, *written = told.replace("you", "player").split(", ")  # these two are only coloured
-    return ", ".join(written)
+    return ", ".join(written) + "\nA move costs 0.1. A box on its target pays 1, the last one 10 more"
 
 
 def first_and_last(samples):  # -> for each level its sample in the first and in the last evaluation

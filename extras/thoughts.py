@@ -143,6 +143,9 @@ def train(cfg, pay):
     rows, _ = result
     if Claims.pay and len(rows) > 1 and not any("claims" in row for row in rows):
         print("note: no thought claimed anything, so nothing was paid")
+    shares = [row["true_claims"] for row in rows if "true_claims" in row]
+    if shares:
+        print(f"true claims in thoughts: {shares[0]:.2f} in the first iteration, {shares[-1]:.2f} in the last")
     return result
 
 

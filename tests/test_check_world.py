@@ -64,7 +64,7 @@ class ListAsNextState(Wrong):
 
 
 class OneLevel(Wrong):
-    says = "If levels are few: split = False"
+    says = "Are there few? Then split = False."
     split = True
 
     @staticmethod
@@ -73,7 +73,7 @@ class OneLevel(Wrong):
 
 
 class NeverALevel(Wrong):
-    says = "does draw return None too often"
+    says = "Else draw returns None too often"
 
     @staticmethod
     def draw(rng):

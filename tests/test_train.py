@@ -341,7 +341,7 @@ def test_the_last_line_says_what_comes_next(bandit):
     assert plots.advice(rows[:2], cfg).endswith("--iterations 2")
     assert plots.advice(rows[:1], rm.replace(cfg, iterations=0)).endswith("--iterations 30")
     dead = [{"iteration": i, "updates": 0} for i in range(11)]
-    assert plots.advice(dead, cfg) == "ended at 10: no update for 10 iterations (equal returns). Lower --lr, other model?"
+    assert plots.advice(dead, cfg) == "ended at 10: no update in 10 iterations (equal returns). A lower --lr?"
 
 
 def test_train_trains_whatever_was_only_looked_at_before(bandit, tmp_path):
