@@ -115,7 +115,7 @@ COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a
 
 
 def is_dead(rows):  # no update for so long: `train` ends the run (rare rewards may cause it, too)
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count: not dead
 
 
 def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is low; of the collapse, or None
@@ -172,7 +172,7 @@ def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} ->
         finish_panel(ax, metric)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)) + " (thick: median of neighbours)")
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
+    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
     fig.savefig(out)
     return out
 

@@ -59,7 +59,7 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-NOT_FINITE = "stopped: log-probs or gradients are not finite. --resume RUN, a lower --lr? At once again: it is damaged"
+NOT_FINITE = "stopped: log-probs or gradients are not finite. --resume RUN, a lower --lr (if again: it is damaged)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length: every token
 
@@ -290,7 +290,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. (R_i - mean is 1 - 1/N times R_i minus the others' mean.)
+    """eq. 5: A_i = (R_i - mean) / std of the group. (That R_i is in the mean only scales R_i - mean, by 1 - 1/N.)
     NOTE: the std hides how much returns differ. Say 1 of 16 bandit pulls is risky, and the others pay 0.15.
     The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
@@ -468,8 +468,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP)  # before `watch`, which may pass it on to other processes
-            stop |= watch(row, trajs, learned, models, cfg) == True  # not bool(...): it may return its row
+            stop |= bool(STOP)  # by Ctrl-C
+            stop |= watch(row, trajs, learned, models, cfg) == True  # if it returns its row, that does not stop
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
