@@ -648,7 +648,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}; train_success: {cfg.prompts} levels, noisy")
+    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}; train_success: of few levels, noisy")
     return cfg, rows, lock
 
 
