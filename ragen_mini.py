@@ -482,7 +482,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"curves:  {plots.curves(cfg.out)}\nepisode: python {sys.argv[0]} --model {cfg.out!r} --play 8\n"
+    print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n"
           f"{plots.advice(rows, cfg)}")
     return rows, models
 
