@@ -27,7 +27,7 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
     "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
-    "grad_norm_max": "largest gradient norm of an update\na collapse may follow a spike",
+    "grad_norm_max": "largest gradient norm\nof an update; a collapse may follow",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
