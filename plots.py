@@ -181,7 +181,7 @@ def draw_run(ax, metric, run, label, color):
     x, y = run.series(metric)
     if not metric.startswith("eval "):
         ax.plot(x, y, color=color, lw=0.7)
-        ax.plot(x, moving_median(y), color=color, lw=2, label=label)
+        ax.plot(x, smoothed(y), color=color, lw=2, label=label)
         return
     ax.plot(x, y, "-o", color=color, lw=2, label=label)  # evaluations, with intervals and yardsticks
     episodes = run.config["eval_prompts"]
@@ -204,9 +204,9 @@ def finish_panel(ax, metric):
         ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 
 
-def moving_median(y):  # (n,) -> (n,): of `half` values on either side. Unlike a mean it keeps a cliff steep
+def smoothed(y, middle=np.median):  # (n,) -> (n,): over `half` values on either side. A median keeps cliffs steep
     half = max(2, len(y) // 40)
-    return np.array([np.median(y[max(0, i - half):i + half + 1]) for i in range(len(y))])
+    return np.array([middle(y[max(0, i - half):i + half + 1]) for i in range(len(y))])
 
 
 @matplotlib.style.context(STYLE)

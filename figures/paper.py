@@ -362,16 +362,11 @@ def draw_seeds(ax, metric, runs, label, number):
     if metric.startswith("eval "):
         style += "o"  # a dot for each evaluation
     elif metric not in ("reward_std", "seconds", "mutual_information", "survival"):
-        y = np.array([moving_average(of_seed) for of_seed in y])
+        y = np.array([plots.smoothed(of_seed, np.mean) for of_seed in y])  # medians would make their mean jagged
         how = f"smoothed, {how}"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
     ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
     ax.set_xlabel(f"iteration ({how})")
-
-
-def moving_average(y):  # plots.moving_median would make a mean over seeds jagged
-    half = max(2, len(y) // 40)
-    return np.array([y[max(0, i - half):i + half + 1].mean() for i in range(len(y))])
 
 
 def draw_yardsticks(ax, panel):

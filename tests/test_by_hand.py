@@ -315,13 +315,14 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
 
 def test_smoothed_curves():
     """The median of a value and its two neighbours on either side, as far as there are any; in 200 values five."""
-    short = plots.moving_median(np.array([1.0, 3, 4, 7, 8]))
+    short = plots.smoothed(np.array([1.0, 3, 4, 7, 8]))
     assert short.tolist() == [3, 3.5, 4, 5.5, 7]
+    assert plots.smoothed(np.array([1.0, 3, 4, 7, 8]), np.mean) == pytest.approx([8 / 3, 15 / 4, 23 / 5, 22 / 4, 19 / 3])
     fall = np.repeat([1.0, 0.0], 100)
-    assert (plots.moving_median(fall) == fall).all(), "a fall stays where it is, and as steep"
+    assert (plots.smoothed(fall) == fall).all(), "a fall stays where it is, and as steep"
     spikes = np.where(np.arange(200) % 11 < 5, 1.0, 0.0)  # five of eleven
-    assert (plots.moving_median(spikes)[5:-5] == 0).all()
-    assert len(plots.moving_median(np.array([]))) == 0
+    assert (plots.smoothed(spikes)[5:-5] == 0).all()
+    assert len(plots.smoothed(np.array([]))) == 0
 
 
 def test_a_run_without_a_row_to_draw_is_one_line(tmp_path):
