@@ -70,12 +70,7 @@ def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves 
 def drawn(pairs):  # -> figure
     means = [np.mean([worth(sample) for sample in samples]) for samples in zip(*pairs)]
     sign, word = (1, "gained") if means[1] >= means[0] else (-1, "lost")
-
-    def shows_most(pair):
-        before, after = pair
-        turns = len(after["turns"])
-        return sign * (worth(after) - worth(before)), turns > 1, -turns - len(before["turns"])
-    before, after = max(pairs, key=shows_most)
+    before, after = max(pairs, key=lambda pair: shows_most(pair, sign))
     height = max(len(before["turns"]), len(after["turns"])) + 1
     a_turn = 7.3 * LINE / 72  # inches, for at most so many lines: see `write`
     fig = matplotlib.figure.Figure(figsize=(9, a_turn * height + 0.6), layout="constrained")
@@ -86,6 +81,12 @@ def drawn(pairs):  # -> figure
     draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     return fig
+
+
+def shows_most(pair, sign):  # -> what to compare pairs by
+    before, after = pair
+    turns = len(after["turns"])
+    return sign * (worth(after) - worth(before)), turns > 1, -turns - len(before["turns"])
 
 
 def key_to(world):  # -> what one must know to read the picture of a world of ours

@@ -165,7 +165,7 @@ SMALL = ("--device cpu --prompts 2 --rollouts 4 --update-size 4 --iterations 1 -
          "--max-actions 3 --eval-prompts 2 --success-rate 0.8")
 
 
-def test_the_command_line(folder, tmp_path, monkeypatch):
+def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     """In this process. The worlds keep their names; a world of one's own may import thoughts; a resumed run pays on."""
     worlds = dict(envs.ENVS)
 
@@ -181,6 +181,10 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
     first, second = rows_of(run)
     assert first["eval"].keys() == {"Mine"}
     assert first["pay"] == second["pay"] == 0.5
+    share = second["true_claims"]
+    assert f"true claims in thoughts: {share:.2f} in the first iteration, {share:.2f} in the last" in capsys.readouterr().out
+    with pytest.raises(envs.UserError, match="--pay is for thoughts, and --no-think leaves none"):
+        command(f"--model {folder} --pay 0.5 --no-think {SMALL} --out {run}-2")
     assert 0 < second["claims"] <= 1 and 0 <= second["true_claims"] <= 1 and 0 <= second["fitting"] <= 1
     command(f"--resume {run} --iterations 2")
     assert rows_of(run)[-1]["pay"] == 0.5

@@ -17,7 +17,7 @@ import envs
 import plots
 import ragen_mini as rm
 from conftest import ROOT, rows_of
-from extras import warm_start
+from extras import episode, warm_start
 
 sys.path.insert(0, str(ROOT / "figures"))
 import ledger
@@ -190,10 +190,23 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert np.mean([success in (0, 0.25, 0.5, 0.75, 1) for success in second]) > 0.6, "all of a level choose alike"
 
 
+def test_the_picture_of_readme_is_what_its_words_say():
+    """first-command-samples.jsonl: the samples.jsonl of README's first command, as commit 0fafd4f wrote it."""
+    samples = episode.whole_lines(ROOT / "figures/tiny/first-command-samples.jsonl")
+    pairs = episode.first_and_last(samples)
+    _, after = max(pairs, key=lambda pair: episode.shows_most(pair, sign=1))
+    first, second = after["turns"]
+    rows = episode.rows_of(first["state"])
+    (y, x), (goal_y, goal_x) = (np.argwhere(np.array(rows) == symbol)[0] for symbol in "PG")
+    assert (goal_y - y, goal_x - x) == (1, 1) and "it is 1 down and 2 right" in first["answer"]
+    assert after["iteration"] == 30 and first["reward"] == 0 and second["reward"] == 1
+    assert "the first thought is false (not 2 right, but 1), yet the moves win." in README
+
+
 def test_readme_episode_is_a_real_one():
     """Its thoughts and answers, in the transcripts of a shipped run."""
     episodes = [json.loads(line) for line in (ROOT / "figures/tiny/episodes.jsonl").read_text().splitlines()]
-    said = " ".join(turn["answer"].removeprefix("<think>") for episode in episodes for turn in episode["turns"])
+    said = " ".join(turn["answer"].removeprefix("<think>") for one in episodes for turn in one["turns"])
     assert "Let me Let ," in said and "By 300 thoughts are gibberish (`Let me Let ,`; see samples.jsonl), answers still right." in README
 
 
