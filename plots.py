@@ -130,10 +130,8 @@ def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is l
     means = np.convolve(success, np.ones(n) / n, "valid")
     peak = means.argmax()
     below_half = success < means[peak] / 2
-    dead = is_dead(run.rows)  # then its log may end before COLLAPSED_FOR iterations are over
-    for i in range(peak, len(success)):
-        ahead = below_half[i:i + COLLAPSED_FOR]
-        if ahead.all() and (dead or len(ahead) == COLLAPSED_FOR):
+    for i in range(peak, len(success) - COLLAPSED_FOR + 1):
+        if below_half[i:i + COLLAPSED_FOR].all():
             return iterations[peak], iterations[i]
     return iterations[peak], None
 

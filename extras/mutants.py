@@ -146,6 +146,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("grad_norm_max sees the last steps alone", 'step["grad_norm"] for step in steps', 'step["grad_norm"] for step in steps[-4:]'),
         ("length of answers per turn", "tokens / len(trajs)", "tokens / len(turns)"),
         ("thoughts are counted once each", "for thought in thoughts)", "for thought in set(thoughts))"),
+        ("nine bad iterations at the end are a collapse", "len(success) - COLLAPSED_FOR + 1", "len(success) - COLLAPSED_FOR + 2"),
     ],
     "envs.py": [
         ("yardsticks of one action less", "for left in range(horizon + 1)]", "for left in (0, *range(horizon))]"),

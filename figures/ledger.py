@@ -84,7 +84,10 @@ def lost_at(run, window, for_long):  # -> iteration; inf: not lost. plots.peak_a
     iterations, success = run.series("success")
     means = forward_means(success, window)
     peak = means.argmax()
-    below_half = to_the_end(success, run)[peak:] < means.max() / 2
+    if len(success) < run.config["iterations"]:  # it ended, and its model no longer changed: its mean from then on
+        longer = max(0, for_long - plots.COLLAPSED_FOR)
+        success = np.append(success, np.full(longer, success[-plots.COLLAPSED_FOR:].mean()))
+    below_half = success[peak:] < means.max() / 2
     if len(below_half) < for_long:
         return math.inf
     all_below = forward_means(below_half, for_long) > 1 - 1e-9

@@ -325,6 +325,20 @@ def test_smoothed_curves():
     assert len(plots.smoothed(np.array([]))) == 0
 
 
+def test_a_collapse_lasts_ten_iterations_also_in_a_dead_run():
+    """Success of 0.75, then (from there on dead) about half of it: a last low value alone is no collapse."""
+    def seen(*success):
+        rows = [{"iteration": 0}]
+        for i, value in enumerate(success, 1):
+            rows.append({"iteration": i, "success": value, "updates": 4 if i <= 5 else 0})
+        assert plots.is_dead(rows)
+        return plots.peak_and_collapse(plots.Run({}, rows))
+    high = [0.75] * 5
+    assert seen(*high, *[0.5] * 9, 0.0) == (1, None)
+    assert seen(*high, *[0.5] * 6, *[0.0] * 9) == (1, None), "nine"
+    assert seen(*high, *[0.0] * 10) == (1, 6)
+
+
 def test_a_run_without_a_row_to_draw_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"env": "bandit", "model": "tiny"}')
     (tmp_path / "log.jsonl").write_text('{"iteration": 0}\n')
