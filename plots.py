@@ -1,4 +1,4 @@
-"""Writes and reads the log of a run, says whether it collapsed or is dead (`train` ends it), and draws pictures.
+"""What one sees of a run: its log, a verdict (did it collapse? is it dead, so that `train` ends it?), pictures.
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
@@ -22,18 +22,17 @@ from envs import need, or_say
 
 LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what to look for
     "reward": "mean return (training)\nan invalid turn costs 0.1",
-    "success": "success (training)",
-    "valid": "share of valid turns\na lasting fall: a collapse",
+    "success": "success (training)\nlong below half of its peak: a collapse",
+    "valid": "share of valid turns\ninvalid ones run no action",
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
     "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
-    "grad_norm_max": "largest gradient norm\nof an update; a collapse may follow",
+    "grad_norm_max": "largest gradient norm\nafter jumps a collapse may follow",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: an echo",
 }
-DASHBOARD = [metric for metric in LOOKS if metric not in ("success", "grad_norm_max")]  # in `curves`
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
@@ -41,19 +40,19 @@ STYLE = ["petroff10", {  # colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R (P,N); learned: pairs (batch, statistics of its updates) -> columns
+def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: pairs (batch, statistics of its updates) -> dict
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
-    for batch, its_steps in learned:
-        steps += its_steps
-        if "kl" in batch:
+    for batch, of_batch in learned:
+        steps += of_batch
+        if "kl" in batch:  # not without an update, nor with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())
     thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
     row = {
-        "reward": R.mean(),
-        "reward_std": R.std(1, correction=0).mean(),
+        "reward": R.mean(),  # mean return, in the paper's figures "reward"
+        "reward_std": R.std(1, correction=0).mean(),  # of U in eq. 7
         "success": fmean(traj.success for traj in trajs),
         "entropy": sum(traj.entropy for traj in trajs) / tokens,
         "response_length": tokens / len(trajs),
@@ -63,13 +62,13 @@ def log_columns(trajs, R, learned):  # R (P,N); learned: pairs (batch, statistic
         "turns": len(turns) / len(trajs),
     }
     if steps:
-        for name in steps[0]:
+        for name in steps[0]:  # grad_norm, policy_loss, ...: see add_gradients
             row[name] = fmean(step[name] for step in steps)
         row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
     if kl:
         row["kl"] = fmean(kl)
     row = {name: round(float(x), 6) for name, x in row.items()}
-    return row | {"updates": len(steps), "tokens": tokens}
+    return row | {"updates": len(steps), "tokens": tokens}  # these stay integers
 
 
 def thought_of(turn):  # -> text; without </think>, all the rest of the answer; --no-think: ""
@@ -97,7 +96,7 @@ class Run:
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
         found = [(row["iteration"], row[metric]) for row in self.rows if row.get(metric) is not None]
-        iterations, values = np.array(found, dtype=float).reshape(-1, 2).T  # also if none is found
+        iterations, values = np.array(found, dtype=float).reshape(-1, 2).T  # (-1, 2): `found` may be empty
         return iterations.astype(int), values
 
 
@@ -114,7 +113,7 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
-def is_dead(rows):  # no update for so long: `train` ends the run (rare rewards may cause it, too)
+def is_dead(rows):  # no update in the last 10 iterations, as all returns were equal: all fail, or all win alike
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count: not dead
 
 
@@ -137,9 +136,10 @@ def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is l
 
 
 def advice(rows, cfg):  # -> what `train` says at last
+    done = rows[-1]["iteration"]
     if is_dead(rows):
-        return f"ended at {len(rows) - 1}: no update in {COLLAPSED_FOR} iterations (equal returns). A lower --lr?"
-    goal = cfg.iterations if len(rows) <= cfg.iterations else cfg.iterations + 30  # rows include row 0
+        return f"ended at {done}: no update in {COLLAPSED_FOR} iterations (equal returns). A lower --lr?"
+    goal = cfg.iterations if done < cfg.iterations else done + 30
     return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 
 
@@ -152,79 +152,80 @@ def curves(*folders, out=None):  # -> path of the picture
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
-def dashboard(runs, out, metrics=DASHBOARD, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
-    """Panels: first success in every world with an evaluation, then those of `metrics` that any run has."""
-    columns = {}  # a set that keeps its order
+def dashboard(runs, out, metrics=LOOKS, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
+    """Panels: success in every world that was evaluated, then those of `metrics` that were logged."""
+    worlds, logged = {}, set()
     for run in runs.values():
+        worlds |= run.yardsticks
         for row in run.rows:
-            columns |= dict.fromkeys(row)
-    evals = [metric for metric in columns if metric.startswith("eval ")]
-    shown = evals + [metric for metric in metrics if metric in columns]
-    need(shown, "there is no curve yet: nothing was trained or evaluated")
-    height = math.ceil(len(shown) / per_row)
+            logged |= row.keys()
+    panels = [(draw_evaluations, world) for world in worlds]
+    panels += [(draw_training, metric) for metric in metrics if metric in logged]
+    need(panels, "there is no curve yet: nothing was trained or evaluated")
+    height = math.ceil(len(panels) / per_row)
     fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
-    for place, metric in enumerate(shown, 1):
+    for place, (draw, name) in enumerate(panels, 1):
         ax = fig.add_subplot(height, per_row, place)
         for number, (label, run) in enumerate(runs.items()):
-            draw_run(ax, metric, run, label, f"C{number}")
-        finish_panel(ax, metric)
+            draw(ax, run, name, f"C{number}", label)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    fig.suptitle(" / ".join(sorted(subjects)) + " (thick: median of neighbours)")
+    fig.suptitle(" / ".join(sorted(subjects)) + " (training: the thick line is the median of neighbours)")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
     fig.savefig(out)
     return out
 
 
-def draw_run(ax, metric, run, label, color):
-    x, y = run.series(metric)
-    if not metric.startswith("eval "):
-        ax.plot(x, y, color=color, lw=0.7)
-        ax.plot(x, smoothed(y), color=color, lw=2, label=label)
-        return
-    ax.plot(x, y, "-o", color=color, lw=2, label=label)  # evaluations, with intervals and yardsticks
+def draw_evaluations(ax, run, world, color, label):  # with intervals, random and optimal play
+    x, y = run.series(f"eval {world}")
+    ax.plot(x, y, "-o", color=color, lw=1, label=label)
     episodes = run.config["eval_prompts"]
     intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
     ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
-    levels = run.yardsticks.get(metric.removeprefix("eval "), [])
-    for level, name in zip(levels, ("random", "optimal")):
-        ax.axhline(level, color="0.4", lw=1, ls=":")
-        ax.text(0.98, level, f"{name} {level:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
+    for value, name in zip(run.yardsticks.get(world, []), ("random", "optimal")):
+        ax.axhline(value, color="0.4", lw=1, ls=":")
+        ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
+    ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
+    ax.set_ylim(0, 1.15)  # room for "optimal 1.00" above its line
+
+
+def draw_training(ax, run, metric, color, label):
+    x, y = run.series(metric)
+    ax.plot(x, y, color=color, lw=0.7)
+    ax.plot(x, list(map(np.median, neighbours(y))), color=color, lw=2, label=label)
+    finish_panel(ax, metric)
+
+
+def neighbours(y):  # (n,) -> n arrays: each value with those around it (5 in all; in long runs a 20th of the run)
+    half = max(2, len(y) // 40)
+    return [y[max(0, i - half):i + half + 1] for i in range(len(y))]
 
 
 def finish_panel(ax, metric):
-    ax.set_xlabel("iteration")
-    ax.set_title(LOOKS.get(metric, metric))  # a column of your own: its name
-    if metric.startswith("eval "):
-        ax.set_title(f"success, {metric.removeprefix('eval ')}\nevaluation, 95% interval")
-        ax.set_ylim(0, 1.15)  # "optimal 1.00" stands above its line
+    ax.set(title=LOOKS.get(metric, metric), xlabel="iteration")  # a column of your own: its name
     if metric.startswith("grad_norm"):
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
         ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
 
 
-def smoothed(y, middle=np.median):  # (n,) -> (n,): over `half` values on either side. A median keeps cliffs steep
-    half = max(2, len(y) // 40)
-    return np.array([middle(y[max(0, i - half):i + half + 1]) for i in range(len(y))])
-
-
 @matplotlib.style.context(STYLE)
-def collapse(run, out):  # draws SIGNALS -> what they show, in words
+def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     need(run.series("success")[0].size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    shown = f"first peak of success at {peak_at} (mean of {WINDOW} iterations), {end}"
+    verdict = f"success peaks at {peak_at} (first best mean of {WINDOW} iterations, dotted), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
-    fig.suptitle(f"{envs.title(run.config['env'])}: {shown}")
-    for ax, metric in zip(fig.subplots(3, 2).T.flat, SIGNALS):  # column by column
+    fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}")
+    for ax, metric in zip(fig.subplots(3, 2, sharex=True).T.flat, SIGNALS):  # column by column
         x, y = run.series(metric)
         ax.plot(x, y, lw=1)
         finish_panel(ax, metric)
+        ax.axvline(peak_at, color="0.4", lw=1, ls=":")
         if collapsed_at is not None:
             ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
     fig.savefig(out)
-    return f"{out}: {shown}"
+    return f"{out}: {verdict}"
 
 
 if __name__ == "__main__":

@@ -643,7 +643,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         out = Path(f"{wanted}-{number}")
     Path(f"{out}/checkpoint").mkdir(parents=True, exist_ok=True)
     with or_say(f"cannot train in {out}: is another process training there, or may you not write?"):
-        lock = filelock.FileLock(f"{out}/lock")
+        lock = filelock.FileLock(f"{out}/checkpoint/lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again

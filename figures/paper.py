@@ -330,6 +330,8 @@ def draw(title, panels, out, columns):
         ax = fig.add_subplot(height, columns, place)
         plots.finish_panel(ax, panel.metric)
         ax.set_title(panel.title)
+        if panel.metric.startswith("eval "):
+            ax.set_ylim(0, 1.15)
         for label, runs in panel.lines.items():
             draw_seeds(ax, panel.metric, runs, label, labels.index(label))
         draw_yardsticks(ax, panel)
@@ -362,11 +364,15 @@ def draw_seeds(ax, metric, runs, label, number):
     if metric.startswith("eval "):
         style += "o"  # a dot for each evaluation
     elif metric not in ("reward_std", "seconds", "mutual_information", "survival"):
-        y = np.array([plots.smoothed(of_seed, np.mean) for of_seed in y])  # medians would make their mean jagged
+        y = np.array([smoothed(of_seed) for of_seed in y])
         how = f"smoothed, {how}"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
     ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
     ax.set_xlabel(f"iteration ({how})")
+
+
+def smoothed(y):  # means, since medians would make the mean of seeds jagged
+    return [near.mean() for near in plots.neighbours(y)]
 
 
 def draw_yardsticks(ax, panel):

@@ -156,8 +156,7 @@ def draw(reports, out):
         for report in of_world:
             run = ledger.Run(report["settings"], report["rows"])
             seed = run.config["seed"]
-            plots.draw_run(ax, metric_of(report), run, f"seed {seed}", f"C{seed - 1}")
-        plots.finish_panel(ax, metric_of(report))
+            plots.draw_evaluations(ax, run, envs.title(run.config["env"]), f"C{seed - 1}", f"seed {seed}")
         ax.set_title(TITLES[world])
     shown = {}  # by seed, once
     for ax in fig.axes:

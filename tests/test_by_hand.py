@@ -315,14 +315,19 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
 
 def test_smoothed_curves():
     """The median of a value and its two neighbours on either side, as far as there are any; in 200 values five."""
-    short = plots.smoothed(np.array([1.0, 3, 4, 7, 8]))
-    assert short.tolist() == [3, 3.5, 4, 5.5, 7]
-    assert plots.smoothed(np.array([1.0, 3, 4, 7, 8]), np.mean) == pytest.approx([8 / 3, 15 / 4, 23 / 5, 22 / 4, 19 / 3])
+    def smoothed(y):  # the thick line
+        rows = [{"iteration": i, "reward": value} for i, value in enumerate(y)]
+        ax = plots.matplotlib.figure.Figure().add_subplot()
+        plots.draw_training(ax, plots.Run({}, rows), "reward", "C0", "a run")
+        thin, thick = ax.get_lines()
+        assert thin.get_ydata().tolist() == list(y)
+        return np.array(thick.get_ydata())
+    assert smoothed([1.0, 3, 4, 7, 8]).tolist() == [3, 3.5, 4, 5.5, 7]
     fall = np.repeat([1.0, 0.0], 100)
-    assert (plots.smoothed(fall) == fall).all(), "a fall stays where it is, and as steep"
+    assert (smoothed(fall) == fall).all(), "a fall stays where it is, and as steep"
     spikes = np.where(np.arange(200) % 11 < 5, 1.0, 0.0)  # five of eleven
-    assert (plots.smoothed(spikes)[5:-5] == 0).all()
-    assert len(plots.smoothed(np.array([]))) == 0
+    assert (smoothed(spikes)[5:-5] == 0).all()
+    assert len(smoothed([])) == 0
 
 
 def test_a_collapse_lasts_ten_iterations_also_in_a_dead_run():

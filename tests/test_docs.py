@@ -59,8 +59,7 @@ def test_plots_draw_without_torch(tmp_path):
 
 
 @pytest.mark.parametrize("metric, title", [
-    ("entropy", "entropy per token\nfalls as the model decides"), ("my_column", "my_column"),
-    ("eval sokoban", "success, sokoban\nevaluation, 95% interval")])
+    ("entropy", "entropy per token\nfalls as the model decides"), ("my_column", "my_column")])
 def test_a_panel_is_titled_by_what_it_shows(metric, title):
     """A column of a `watch` is no evaluation."""
     ax = plots.matplotlib.figure.Figure().add_subplot()
