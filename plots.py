@@ -8,7 +8,6 @@ import argparse
 import json
 import math
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +26,7 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
     "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
-    "grad_norm_max": "largest gradient norm\nafter jumps a collapse may follow",
+    "grad_norm_max": "largest gradient norm\nof the iteration's updates",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter or quicker",
     "think_length": "words per thought\nnear 0: thoughts are empty",
@@ -133,14 +132,6 @@ def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is l
         if below_half[i:i + COLLAPSED_FOR].all():
             return iterations[peak], iterations[i]
     return iterations[peak], None
-
-
-def advice(rows, cfg):  # -> what `train` says at last
-    done = rows[-1]["iteration"]
-    if is_dead(rows):
-        return f"ended at {done}: no update in {COLLAPSED_FOR} iterations (equal returns). A lower --lr?"
-    goal = cfg.iterations if done < cfg.iterations else done + 30
-    return f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {goal}"
 
 
 # ----------------------------------------------------------------------------------------- pictures

@@ -21,7 +21,7 @@ Words
     advantage   A, how much better than expected things went after a token
     ratio       a token's probability now, divided by its probability when it was sampled
 
-New to RL? Tutorial, part 3. Order: episodes, playing, advantages, losses, loop, cache; then (skip it) files, settings.
+New to RL? Tutorial, parts 3, 4. Order: episodes, playing, advantages, losses, loop, cache; last (skip) files, settings.
 cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
 groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -162,8 +162,8 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = {"state": env.render(), "answer": text, "valid": actions is not None, "tokens": len(written)}
     bonus = float(env.bonus(turn))  # for what the model said: 0 in our worlds
-    reward = 0.0 if actions else FORMAT_PENALTY  # an invalid answer runs no action
-    for action in actions or []:
+    reward = FORMAT_PENALTY if actions is None else 0.0
+    for action in actions or []:  # an invalid answer runs none
         if traj.actions_left == 0 or env.over:
             break
         _, gained, _, _, info = env.step(action)
@@ -223,8 +223,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README. (To set
-    ragen_mini.gae does nothing: defaults are bound at import.)"""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -250,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # else only KL penalties and the critic's errors would drive the step, enlarged by whitening
+    return spread < 1e-4  # else KL penalties alone (PPO: and the critic's errors, whitened) would drive the step
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -290,9 +289,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. (That R_i is in the mean only scales R_i - mean, by 1 - 1/N.)
-    NOTE: the std hides how much returns differ. Say 1 of 16 bandit pulls is risky, and the others pay 0.15.
-    The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on average, though its arm is better."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 1 of 16
+    bandit pulls is risky, and the others pay 0.15. The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on
+    average, though its arm is better."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -309,7 +308,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     penalty = 0.0 * batch["reward"]
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
-        batch["kl"] = (batch["old_logp"] - ref_logp) * mask  # its mean estimates KL(pi_old || pi_ref)
+        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); world's tokens: 0
         penalty = -cfg.kl_coef * batch["kl"]  # in the rewards, not in the loss (App. B.2)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
@@ -325,8 +324,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    goes along A grad log pi, on average the gradient of the mean return (tutorial, part 3). Later they correct for
-    sampling by pi_old. Once a token has moved far enough the way A pushes, min takes clip(ratio) A: no gradient.
+    goes along A grad log pi, on average the gradient of the mean return: sum p R grad log p = grad sum p R (tutorial,
+    part 3). Later they correct for sampling by pi_old. Where min takes clip(ratio) A there is no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -451,7 +450,7 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row (0: no trajs) before it is logged. It may add columns, or return True to stop."""
-    cfg = replace(cfg, play=None, eval_only=False)  # a copy that trains, its settings checked again
+    cfg = replace(cfg)  # a copy: settings that were changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # rows: of the log so far, none if it is new
@@ -482,8 +481,10 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n"
-          f"{plots.advice(rows, cfg)}")
+    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r}{f' --iterations {i + 30}' * (i == cfg.iterations)}"
+    if plots.is_dead(rows):
+        end = f"ended at {i}: no update in {plots.COLLAPSED_FOR} iterations, as returns were equal. Try a lower --lr"
+    print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
 
@@ -535,10 +536,10 @@ def check_ratios(trajs, models, cfg):
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
-def ask_to_stop(number, _):  # Ctrl-C, or a notebook's Interrupt
+def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
-    STOP.append(number)
+    STOP.append("SIGINT")
     print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
 
 
@@ -681,7 +682,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128 episodes, one update: ratios are 1
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128 episodes, one update: no clip
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
@@ -767,13 +768,12 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
     with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
-        is_run = Path(f"{run}/checkpoint").is_dir()  # then its settings apply, except those given here
-        settings = json.loads(Path(f"{run}/config.json").read_text()) if is_run else {}
+        settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
                  f"--resume keeps world, model, folder, method, evaluation. Else: --model {run} takes its weights")
-        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # typed options win
+        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # a run's settings; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
         print(f"note: {name} changes nothing here")

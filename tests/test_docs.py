@@ -289,7 +289,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01 and "The model is nearly sure" in section
-    assert "so gradients shrink; then they jump again and again (Adam's doing?)." in section and max(longest[300:311]) > 50 * np.median(longest[200:300])
+    assert "so gradients shrink; then they jump again and again (Adam? Tutorial, part 4)." in section and max(longest[300:311]) > 50 * np.median(longest[200:300])
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "nearly all thoughts are alike. That alone does no harm: it happens at the default rate, too." in section

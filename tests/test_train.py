@@ -277,7 +277,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert f"--resume '{tmp_path / 'run'}' --iterations 5" in told.out.splitlines()[-1]  # what was asked for
+    assert told.out.splitlines()[-1].endswith(f"--resume '{tmp_path / 'run'}'")  # up to 5, as was asked for
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -332,24 +332,33 @@ def test_nothing_is_overwritten(tmp_path, bandit):
     assert len(rows_of(tmp_path / "run-2")) == 2
 
 
-def test_the_last_line_says_what_comes_next(bandit):
-    """Thirty more iterations; as many as were asked for (Ctrl-C); or none, where all returns were equal. By the
-    program that began it."""
-    out, rows = bandit
-    cfg = rm.Config(model="tiny", device="cpu", out="a run", iterations=2)
-    assert plots.advice(rows, cfg) == f"go on:   python {sys.argv[0]} --resume 'a run' --iterations 32"
-    assert plots.advice(rows[:2], cfg).endswith("--iterations 2")
-    assert plots.advice(rows[:1], rm.replace(cfg, iterations=0)).endswith("--iterations 30")
-    dead = [{"iteration": i, "updates": 0} for i in range(11)]
-    assert plots.advice(dead, cfg) == "ended at 10: no update in 10 iterations (equal returns). A lower --lr?"
+@pytest.mark.parametrize("done, wanted, said", [(1, 2, ""), (2, 2, " --iterations 32"), (29, 30, ""), (30, 30, " --iterations 60")])
+def test_the_last_line_says_what_comes_next(done, wanted, said, tmp_path, monkeypatch, capsys, bandit):
+    """As many iterations as were asked for (Ctrl-C), or thirty more. By the program that began it."""
+    last_line_of(done, wanted, bandit[0], tmp_path, monkeypatch, updates=1)
+    assert capsys.readouterr().out.splitlines()[-1] == f"go on:   python {sys.argv[0]} --resume {str(tmp_path / 'a run')!r}{said}"
 
 
-def test_train_trains_whatever_was_only_looked_at_before(bandit, tmp_path):
-    """Config(eval_only=True) would have neither critic nor reference, and --resume would only evaluate."""
-    rows, models = rm.train(settings(tmp_path / "run", "--env", "bandit", "--eval-only", "--iterations", 1, "--algo", "ppo"))
-    assert rows[1]["updates"] and models.critic and models.ref
-    saved = json.loads((tmp_path / "run/config.json").read_text())
-    assert saved["play"] is None and not saved["eval_only"]
+def last_line_of(done, wanted, bandit, tmp_path, monkeypatch, **columns):  # of a run stopped after iteration `done`
+    rows = [{"iteration": i, "success": 1.0, "valid": 1.0, **columns} for i in range(done)]
+    monkeypatch.setattr(rm, "iterate", lambda i, *_: ({"iteration": i, "success": 1.0, "valid": 1.0, **columns}, [], []))
+    monkeypatch.setattr(rm, "save", lambda *_: None)
+    out = tmp_path / "a run"
+
+    def opened(models, cfg):
+        out.mkdir()
+        shutil.copy(bandit / "config.json", out)
+        plots.add_lines(out, "log.jsonl", rows)
+        return replace(cfg, out=str(out)), rows, contextlib.nullcontext()
+    monkeypatch.setattr(rm, "open_run", opened)
+    monkeypatch.setattr(contextlib.nullcontext, "release", lambda self: None, raising=False)
+    cfg = settings("", "--env", "bandit", "--iterations", wanted, "--eval-every", 0)
+    rm.train(cfg, rm.load_models(cfg), watch=lambda *_: True)
+
+
+def test_the_last_line_of_a_dead_run_says_why(tmp_path, monkeypatch, capsys, bandit):
+    last_line_of(10, 30, bandit[0], tmp_path, monkeypatch, updates=0)
+    assert capsys.readouterr().out.splitlines()[-1] == "ended at 10: no update in 10 iterations, as returns were equal. Try a lower --lr"
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
