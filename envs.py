@@ -178,7 +178,8 @@ class FrozenLake(Env):
 
     def render(self):
         grid = dict.fromkeys(self.level["holes"], "O") | {self.level["goal"]: "G"}
-        grid[self.state] = {"O": "X", "G": "√", None: "P"}[grid.get(self.state)]  # by what is under you
+        under_you = grid.get(self.state)
+        grid[self.state] = {None: "P", "O": "X", "G": "√"}[under_you]
         return picture(self.size, grid, "_")
 
 
@@ -368,8 +369,10 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
+    if n == 1:
+        return "success" if p else "no success"
     low, high = interval(p, n)
-    return f"{p:.2f} [{low:.2f}, {high:.2f}]" if n > 1 else ("no success", "success")[int(p)]
+    return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
 
 # ------------------------------------------------------------------------------ what users are told
