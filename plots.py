@@ -2,7 +2,7 @@
 
     python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png   several runs in one
-    python plots.py collapse RUN                        its signals: which moved first? RUN/collapse.png
+    python plots.py collapse RUN                        six signals, peak and collapse marked: RUN/collapse.png
 """
 import argparse
 import json
@@ -21,19 +21,19 @@ from envs import need, or_say
 
 LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what to look for
     "reward": "mean return (training)\nan invalid turn costs 0.1",
-    "success": "success (training)\nlong below half of its peak: a collapse",
+    "success": "success (training)\nten below half of the peak: a collapse",
     "valid": "share of valid turns\ninvalid ones run no action",
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
     "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
     "grad_norm_max": "largest gradient norm\nof the iteration's updates",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
-    "response_length": "tokens per episode\nfewer: shorter or quicker",
+    "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: an echo",
 }
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
-STYLE = ["petroff10", {  # colours that all readers tell apart
+STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
     "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90}]
 
@@ -43,15 +43,15 @@ def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: pairs (batch, s
     turns, steps, kl = [], [], []
     for traj in trajs:
         turns += traj.turns
-    for batch, of_batch in learned:
-        steps += of_batch
-        if "kl" in batch:  # not without an update, nor with --kl-coef 0
+    for batch, statistics in learned:
+        steps += statistics
+        if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())
     thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
     row = {
         "reward": R.mean(),  # mean return, in the paper's figures "reward"
-        "reward_std": R.std(1, correction=0).mean(),  # of U in eq. 7
+        "reward_std": R.std(1, correction=0).mean(),  # the mean of all groups' U (eq. 7)
         "success": fmean(traj.success for traj in trajs),
         "entropy": sum(traj.entropy for traj in trajs) / tokens,
         "response_length": tokens / len(trajs),
@@ -86,7 +86,7 @@ class Run:
     config: dict  # config.json
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
-    def __post_init__(self):  # {"eval": {"sokoban": 0.4}} becomes a column "eval sokoban"
+    def __post_init__(self):  # in a row, "eval": {"sokoban": 0.4} becomes a column "eval sokoban"
         self.yardsticks = {}  # {world: [random, optimal]}
         for row in self.rows:
             for world, success in row.get("eval", {}).items():
@@ -107,16 +107,16 @@ def load(folder):  # -> Run
         return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
 
 
-# ------------------------------------------------------- collapsed, dead, or how to go on with a run
+# -------------------------------------------------------------------------- is it dead? did it collapse?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
-def is_dead(rows):  # no update in the last 10 iterations, as all returns were equal: all fail, or all win alike
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no count: not dead
+def is_dead(rows):  # no update for as long, as there was `nothing_to_compare`
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 counts none: a young run is not dead
 
 
-def peak_and_collapse(run):  # -> iteration of the (first) peak, even if it is low; of the collapse, or None
+def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None
     """An example with WINDOW = 2 and COLLAPSED_FOR = 3:
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
@@ -153,12 +153,10 @@ def dashboard(runs, out, metrics=LOOKS, per_row=4):  # runs: {label: Run} -> out
     panels = [(draw_evaluations, world) for world in worlds]
     panels += [(draw_training, metric) for metric in metrics if metric in logged]
     need(panels, "there is no curve yet: nothing was trained or evaluated")
-    height = math.ceil(len(panels) / per_row)
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * height + 0.5), layout="constrained")  # needs no display
+    n_rows = math.ceil(len(panels) / per_row)
+    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * n_rows + 0.5), layout="constrained")  # needs no display
     for place, (draw, name) in enumerate(panels, 1):
-        ax = fig.add_subplot(height, per_row, place)
-        for number, (label, run) in enumerate(runs.items()):
-            draw(ax, run, name, f"C{number}", label)
+        draw(fig.add_subplot(n_rows, per_row, place), runs, name)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)) + " (training: the thick line is the median of neighbours)")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
@@ -166,23 +164,27 @@ def dashboard(runs, out, metrics=LOOKS, per_row=4):  # runs: {label: Run} -> out
     return out
 
 
-def draw_evaluations(ax, run, world, color, label):  # with intervals, random and optimal play
-    x, y = run.series(f"eval {world}")
-    ax.plot(x, y, "-o", color=color, lw=1, label=label)
-    episodes = run.config["eval_prompts"]
-    intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
-    ax.fill_between(x, *intervals.T, color=color, alpha=0.15, lw=0)
-    for value, name in zip(run.yardsticks.get(world, []), ("random", "optimal")):
+def draw_evaluations(ax, runs, world):  # with intervals, random and optimal play
+    yardsticks = set()  # pairs such as ("random", 0.2), each once
+    for number, (label, run) in enumerate(runs.items()):
+        x, y = run.series(f"eval {world}")
+        ax.plot(x, y, "-o", color=f"C{number}", lw=1, label=label)
+        episodes = run.config["eval_prompts"]
+        intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
+        ax.fill_between(x, *intervals.T, color=f"C{number}", alpha=0.15, lw=0)
+        yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
+    for name, value in yardsticks:
         ax.axhline(value, color="0.4", lw=1, ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
     ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
     ax.set_ylim(0, 1.15)  # room for "optimal 1.00" above its line
 
 
-def draw_training(ax, run, metric, color, label):
-    x, y = run.series(metric)
-    ax.plot(x, y, color=color, lw=0.7)
-    ax.plot(x, list(map(np.median, neighbours(y))), color=color, lw=2, label=label)
+def draw_training(ax, runs, metric):
+    for number, (label, run) in enumerate(runs.items()):
+        x, y = run.series(metric)
+        ax.plot(x, y, color=f"C{number}", lw=0.7)
+        ax.plot(x, list(map(np.median, neighbours(y))), color=f"C{number}", lw=2, label=label)
     finish_panel(ax, metric)
 
 
@@ -195,7 +197,7 @@ def finish_panel(ax, metric):
     ax.set(title=LOOKS.get(metric, metric), xlabel="iteration")  # a column of your own: its name
     if metric.startswith("grad_norm"):
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
-        ax.axhline(0, lw=0)  # an invisible line, so that 0 is in the picture
+        ax.axhline(0, lw=0)  # an invisible line: 0 is always in the picture, so one sees gradients vanish
 
 
 @matplotlib.style.context(STYLE)
@@ -205,18 +207,19 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    verdict = f"success peaks at {peak_at} (first best mean of {WINDOW} iterations, dotted), {end}"
+    verdict = f"success peaks at {peak_at} (dotted: the best {WINDOW} iterations begin), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}")
-    for ax, metric in zip(fig.subplots(3, 2, sharex=True).T.flat, SIGNALS):  # column by column
-        x, y = run.series(metric)
-        ax.plot(x, y, lw=1)
+    iterations, _ = run.series("iteration")
+    columns = fig.subplots(3, 2, sharex=True).T  # filled one after the other
+    for ax, metric in zip(columns.flat, SIGNALS):
+        ax.plot(iterations, [row.get(metric) for row in run.rows], lw=1)  # None: a gap, such as without an update
         finish_panel(ax, metric)
         ax.axvline(peak_at, color="0.4", lw=1, ls=":")
         if collapsed_at is not None:
-            ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.15, lw=0)
+            ax.axvspan(collapsed_at, iterations[-1], color="0.5", alpha=0.15, lw=0)
     fig.savefig(out)
-    return f"{out}: {verdict}"
+    return verdict
 
 
 if __name__ == "__main__":
@@ -231,4 +234,5 @@ if __name__ == "__main__":
         else:
             need(not args.out, "collapse needs no --out: its picture goes into RUN")
             for folder in args.folders:
-                print(collapse(load(folder), Path(folder, "collapse.png")))
+                out = Path(folder, "collapse.png")
+                print(f"{out}: {collapse(load(folder), out)}")

@@ -152,11 +152,11 @@ def draw(reports, out):
     fig = matplotlib.figure.Figure(figsize=(9, 3.4), layout="constrained")
     for place, world in enumerate(worlds, 1):
         ax = fig.add_subplot(1, len(worlds), place)
-        of_world = [report for name, report in reports.items() if name.startswith(world)]
-        for report in of_world:
-            run = ledger.Run(report["settings"], report["rows"])
-            seed = run.config["seed"]
-            plots.draw_evaluations(ax, run, envs.title(run.config["env"]), f"C{seed - 1}", f"seed {seed}")
+        runs = {}  # of every seed, so that it has its colour; empty where this world has none
+        for seed in range(1, 1 + max(report["settings"]["seed"] for report in reports.values())):
+            report = reports.get(f"{world}-seed{seed}", {"settings": SHARED | WORLDS[world], "rows": []})
+            runs[f"seed {seed}"] = run = ledger.Run(report["settings"], report["rows"])
+        plots.draw_evaluations(ax, runs, envs.title(run.config["env"]))
         ax.set_title(TITLES[world])
     shown = {}  # by seed, once
     for ax in fig.axes:

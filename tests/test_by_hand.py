@@ -318,7 +318,7 @@ def test_smoothed_curves():
     def smoothed(y):  # the thick line
         rows = [{"iteration": i, "reward": value} for i, value in enumerate(y)]
         ax = plots.matplotlib.figure.Figure().add_subplot()
-        plots.draw_training(ax, plots.Run({}, rows), "reward", "C0", "a run")
+        plots.draw_training(ax, {"a run": plots.Run({}, rows)}, "reward")
         thin, thick = ax.get_lines()
         assert thin.get_ydata().tolist() == list(y)
         return np.array(thick.get_ydata())
