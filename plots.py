@@ -19,9 +19,9 @@ import numpy as np
 import envs
 from envs import need, or_say
 
-LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what to look for
+TITLES = {  # a column of log.jsonl (a metric): the title of its panel, with what to look for
     "reward": "mean return (training)\nan invalid turn costs 0.1",
-    "success": "success (training)\nten below half of the peak: a collapse",
+    "success": "success (training)\nfor long below half its peak: a collapse",
     "valid": "share of valid turns\ninvalid ones run no action",
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
@@ -30,7 +30,7 @@ LOOKS = {  # a column of log.jsonl (a metric): the title of its panel, and what 
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
     "think_length": "words per thought\nnear 0: thoughts are empty",
-    "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: an echo",
+    "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: all alike",
 }
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
@@ -39,14 +39,10 @@ STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: pairs (batch, statistics of its updates) -> dict
-    turns, steps, kl = [], [], []
+def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` returned, once a slice -> dict
+    turns = []
     for traj in trajs:
         turns += traj.turns
-    for batch, statistics in learned:
-        steps += statistics
-        if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
-            kl.append(batch["kl"][batch["mask"]].mean().item())
     thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
     row = {
@@ -60,8 +56,13 @@ def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: pairs (batch, s
         "valid": fmean(turn["valid"] for turn in turns),
         "turns": len(turns) / len(trajs),
     }
+    steps, kl = [], []
+    for batch, stats in learned:  # stats: a dict for each update
+        steps += stats
+        if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
+            kl.append(batch["kl"][batch["mask"]].mean().item())
     if steps:
-        for name in steps[0]:  # grad_norm, policy_loss, ...: see add_gradients
+        for name in steps[0]:  # policy_loss, grad_norm, ...: see `updates`
             row[name] = fmean(step[name] for step in steps)
         row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
     if kl:
@@ -94,9 +95,10 @@ class Run:
             self.yardsticks |= row.get("yardsticks", {})
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
-        found = [(row["iteration"], row[metric]) for row in self.rows if row.get(metric) is not None]
-        iterations, values = np.array(found, dtype=float).reshape(-1, 2).T  # (-1, 2): `found` may be empty
-        return iterations.astype(int), values
+        rows = [row for row in self.rows if row.get(metric) is not None]
+        iterations = np.array([row["iteration"] for row in rows], dtype=int)
+        values = np.array([row[metric] for row in rows], dtype=float)
+        return iterations, values
 
 
 def load(folder):  # -> Run
@@ -112,8 +114,8 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
 
 
-def is_dead(rows):  # no update for as long, as there was `nothing_to_compare`
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 counts none: a young run is not dead
+def is_dead(rows):  # no update in so many iterations: there was `nothing_to_compare`
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates": not dead so early
 
 
 def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None
@@ -122,10 +124,10 @@ def peak_and_collapse(run):  # -> their iterations: the first peak, even if it i
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
     The peak is at 3, where the window with the highest mean, 1.0, begins. The collapse is at 6: there and in
-    the next two iterations success itself (not its mean) is below half of 1.0."""
+    the next two iterations success itself (not its mean) is below half of 1.0. Later it may recover."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
-    means = np.convolve(success, np.ones(n) / n, "valid")
+    means = np.convolve(success, np.ones(n) / n, "valid")  # means[i]: of success[i:i + n]
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success) - COLLAPSED_FOR + 1):
@@ -143,7 +145,7 @@ def curves(*folders, out=None):  # -> path of the picture
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
-def dashboard(runs, out, metrics=LOOKS, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
+def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
     """Panels: success in every world that was evaluated, then those of `metrics` that were logged."""
     worlds, logged = {}, set()
     for run in runs.values():
@@ -169,9 +171,9 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(f"eval {world}")
         ax.plot(x, y, "-o", color=f"C{number}", lw=1, label=label)
-        episodes = run.config["eval_prompts"]
-        intervals = np.array([envs.interval(success, episodes) for success in y]).reshape(-1, 2)  # y may be empty
-        ax.fill_between(x, *intervals.T, color=f"C{number}", alpha=0.15, lw=0)
+        intervals = [envs.interval(success, run.config["eval_prompts"]) for success in y]
+        low, high = np.array(intervals).reshape(-1, 2).T  # (-1, 2): there may be none
+        ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
         yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
     for name, value in yardsticks:
         ax.axhline(value, color="0.4", lw=1, ls=":")
@@ -180,7 +182,7 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
     ax.set_ylim(0, 1.15)  # room for "optimal 1.00" above its line
 
 
-def draw_training(ax, runs, metric):
+def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(metric)
         ax.plot(x, y, color=f"C{number}", lw=0.7)
@@ -194,7 +196,7 @@ def neighbours(y):  # (n,) -> n arrays: each value with those around it (5 in al
 
 
 def finish_panel(ax, metric):
-    ax.set(title=LOOKS.get(metric, metric), xlabel="iteration")  # a column of your own: its name
+    ax.set(title=TITLES.get(metric, metric), xlabel="iteration")  # a column of your own: its name
     if metric.startswith("grad_norm"):
         ax.set_yscale("symlog", linthresh=1e-3)  # logarithmic, but linear from 0 to 0.001
         ax.axhline(0, lw=0)  # an invisible line: 0 is always in the picture, so one sees gradients vanish

@@ -49,13 +49,13 @@ from envs import UserError, need
 from ledger import Run, markdown
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
-plots.LOOKS |= {  # of variants.py and extras/thoughts.py
+plots.TITLES |= {  # of variants.py and extras/thoughts.py
     "mutual_information": "I(prompt; thought)",  # 0: thoughts ignore what was read
     "true_claims": "share of true claims"}
-COLUMNS = {*plots.LOOKS, "iteration", "eval", "updates", "clip_fraction", "value_loss",
+COLUMNS = {*plots.TITLES, "iteration", "eval", "updates", "clip_fraction", "value_loss",
            "seconds_rollout", "seconds_update"}  # these are packed; Run makes the others anew
 OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # iterations without updates have none
-TITLES = {metric: look.partition("\n")[0] for metric, look in plots.LOOKS.items()} | {
+TITLES = {metric: look.partition("\n")[0] for metric, look in plots.TITLES.items()} | {
     "eval": "success",
     "seconds": "seconds so far",
     "value_loss": "value loss",

@@ -60,5 +60,5 @@ def row_of(runs, metric):  # -> cells
     after, otherwise = chances(everything)
     low, high = interval(by_run)
     often = 100 * everything[:, 0].mean()
-    return [plots.LOOKS[metric].split("\n")[0], f"{often:.1f}", f"{after:.2f}", f"{otherwise:.2f}",
+    return [plots.TITLES[metric].split("\n")[0], f"{often:.1f}", f"{after:.2f}", f"{otherwise:.2f}",
             f"{after - otherwise:.2f} [{low:.2f}, {high:.2f}]"]
