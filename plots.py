@@ -175,7 +175,7 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
         low, high = np.array(intervals).reshape(-1, 2).T  # (-1, 2): there may be none
         ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
         yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
-    for name, value in yardsticks:
+    for name, value in sorted(yardsticks):
         ax.axhline(value, color="0.4", lw=1, ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
     ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
@@ -185,7 +185,7 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(metric)
-        ax.plot(x, y, color=f"C{number}", lw=0.7)
+        ax.plot(x, y, ".-", color=f"C{number}", lw=0.7, markevery=10 ** 6)  # a dot: it may be the only value
         ax.plot(x, list(map(np.median, neighbours(y))), color=f"C{number}", lw=2, label=label)
     finish_panel(ax, metric)
 

@@ -19,7 +19,6 @@ Words
     group       the N (cfg.rollouts) trajectories of one level: all begin with one message, the paper's "prompt"
     iteration   one rollout (P = cfg.prompts groups) and its updates: gradient steps on E = cfg.update_size trajectories
     advantage   A, how much better than expected things went after a token
-    ratio       a token's probability now, divided by its probability when it was sampled
 
 New to RL? Tutorial, parts 3, 4. Order: episodes, playing, advantages, losses, loop, cache; last (skip) files, settings.
 cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
@@ -230,7 +229,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"{[*replaced]}: --algo ppo uses gae, --algo grpo uses of_group")
+    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not {', '.join(replaced)}: another --algo")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -331,7 +330,7 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
         -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
         -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way"""
-    ratio = (logp - old_logp).exp()
+    ratio = (logp - old_logp).exp()  # of a token's probability now, and when it was sampled
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
     loss = -torch.min(unclipped, clipped) - cfg.entropy_coef * entropy
@@ -474,7 +473,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 save(models, cfg)
             if i:
                 bar.update()
-                bar.set_postfix(train_success=row["success"], valid=row["valid"])
+                bar.set_postfix_str(f"{cfg.prompts} train levels: {row['success']:.2f} won, {row['valid']:.2f} valid")
             if stop:
                 break
     finally:
@@ -483,7 +482,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         lock.release()
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r}{f' --iterations {i + 30}' * (i == cfg.iterations)}"
     if plots.is_dead(rows):
-        end = f"ended at {i}: no update in {plots.COLLAPSED_FOR} iterations, as returns were equal. Try a lower --lr"
+        end = f"ended at {i}, as all returns had become equal. Look: python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
@@ -540,7 +539,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
     STOP.append("SIGINT")
-    print("\nstopping after this iteration; again: stop now, losing all since the last checkpoint", file=sys.stderr)
+    print("\nstopping after this iteration. Again: stop now (--resume begins at the last checkpoint)", file=sys.stderr)
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
@@ -616,12 +615,13 @@ def load_models(cfg):
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
     need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on {cfg.device}{', or no critic (--algo grpo?)' * cfg.trains}"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
-            critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
+            with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
+                critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
             critic.to(cfg.device)
     need(not report["missing_keys"], f"--model {cfg.model} cannot be used: its files lack weights")
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
@@ -636,20 +636,20 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
-    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished at {len(rows) - 1}: give it more --iterations")
+    need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: give a larger --iterations")
     out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}").expanduser()
     number = 1
     while out.exists() and not cfg.resume:
         number += 1
         out = Path(f"{wanted}-{number}")
     Path(f"{out}/checkpoint").mkdir(parents=True, exist_ok=True)
-    with or_say(f"cannot train in {out}: is another process training there, or may you not write?"):
+    with or_say(f"cannot train in {out}: another process trains there, or you may not write there"):
         lock = filelock.FileLock(f"{out}/checkpoint/lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} on {cfg.device}, in {out}, iteration {len(rows)}; train_success: of few levels, noisy")
+    print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}, from {len(rows)} on")
     return cfg, rows, lock
 
 
@@ -659,7 +659,7 @@ def save(models, cfg):
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
-    with or_say(f"cannot save in {cfg.out}: is the disk full, or may you not write?"):
+    with or_say(f"cannot save in {cfg.out}: the disk is full, or you may not write there"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # else several templates are a folder
         torch.save(state, new / "trainer.pt")
@@ -671,7 +671,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, not {cfg.origin}. Or --model RUN?")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} goes on as {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
@@ -748,8 +748,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
             value = getattr(self, name)
             if kind is str or name == "play" and value is None:
                 continue
-            need(isinstance(value, (kind, int)) and least <= value <= most,
-                 f"--{name.replace('_', '-')} {value!r}: must be of type {kind.__name__}, from {least:g} to {most:g}")
+            ok = isinstance(value, (kind, int)) and least <= value <= most
+            need(ok, f"--{name.replace('_', '-')} {value!r}: must be {least:g} to {most:g}{' (whole)' * (kind is int)}")
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
@@ -772,11 +772,11 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
-                 f"--resume keeps world, model, folder, method, evaluation. Else: --model {run} takes its weights")
+                 f"--resume trains on: without --env, --model, --out, --starpo-s, --eval-prompts. Else --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # a run's settings; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
-        print(f"note: {name} changes nothing here")
+        print(f"note: --{name.replace('_', '-')} has no effect on {envs.title(cfg.env)}, {cfg.algo}")
     return cfg
 
 

@@ -105,7 +105,7 @@ def test_nobody_else_may_train_in_the_folder_of_a_run(tmp_path, folder, bandit):
 
     def watch(row, *rest):
         files = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-        with pytest.raises(envs.UserError, match="cannot train in .*: is another process training there") as error:
+        with pytest.raises(envs.UserError, match="cannot train in .*: another process trains there, or you") as error:
             rm.train(rm.parse_config([*go_on, "9"]))
         assert "\n" not in str(error.value)
         assert files == {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}

@@ -242,12 +242,12 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --model runs/nowhere/checkpoint", "--model runs/nowhere/checkpoint cannot be loaded"),
     ("ragen_mini.py --model gpt2", "--model gpt2: no such folder"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
-    ("ragen_mini.py --resume {runs}/mine", "mine is finished at 1: give it more --iterations"),
+    ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: give a larger --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: "),
-    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume keeps world, model, folder"),
-    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume keeps world, model, folder"),
-    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume keeps world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume trains on: without --env"),
+    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume trains on: without --env"),
+    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume trains on: without --env, --model, --out"),
     ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
     ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only is for ragen_mini.py: this program trains"),
     ("extras/elsewhere.py --env bandit", "in which worlds?"),
@@ -413,14 +413,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run is bandit-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match="run is bandit-grpo-seed0 by ragen_mini.py, not frozenlake-ppo-seed0"):
+    assert "run goes on as bandit-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match="run goes on as bandit-grpo-seed0 by ragen_mini.py, not frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
     assert "by ragen_mini.py, not bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run is Guess-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run goes on as Guess-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
@@ -446,8 +446,8 @@ def test_runs_of_several_worlds_have_a_panel_each_with_its_yardsticks(runs, user
     title = drawn[0].get_suptitle()
     assert "Guess, tiny" in title and "bandit, tiny" in title
     shown = {ax.get_title(): [text.get_text() for text in ax.texts] for ax in drawn[0].axes}
-    assert ["random 0.50", "optimal 1.00"] in [texts for title, texts in shown.items() if "bandit" in title]
-    assert ["random 0.33", "optimal 1.00"] in [texts for title, texts in shown.items() if "Guess" in title]
+    assert ["optimal 1.00", "random 0.50"] in [texts for title, texts in shown.items() if "bandit" in title]
+    assert ["optimal 1.00", "random 0.33"] in [texts for title, texts in shown.items() if "Guess" in title]
 
 
 @pytest.mark.filterwarnings("error")  # 0 has no logarithm
