@@ -274,3 +274,4 @@ def train_missing():
 
 if __name__ == "__main__":
     train_missing()
+    print(f"all runs are in {LOGS}. The course itself: tutorial.ipynb")

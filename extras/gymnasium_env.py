@@ -11,11 +11,12 @@ import string
 import sys
 from pathlib import Path
 
-import gymnasium
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import envs
+
+with envs.or_say("this program needs gymnasium: pip install gymnasium"):
+    import gymnasium
 
 
 class World(gymnasium.Env):

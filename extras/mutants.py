@@ -202,7 +202,7 @@ def main(wanted):
         sys.exit("\n".join(errors))
     names = [name for mutants in MUTANTS.values() for name, _, _ in mutants]
     if not any(wanted in name for name in names):
-        sys.exit(f"no mutant has {wanted!r} in its name")
+        sys.exit(f"no mutant has {wanted!r} in its name: python extras/mutants.py [PART OF A NAME]")
     lines = [f"python extras/mutants.py, commit {commit()}: which test fails first where the program is wrong?"]
     alive = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -81,8 +81,8 @@ def early_turns_count_more(cfg):
 
 # -------------------------------------------------------------------------------------------------- another loss
 def mean_of_episodes(cfg):
-    """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens, so that long ones count no more. The loss
-    is proportional to the advantages (but for the entropy bonus): a token's weight may as well be put there."""
+    """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens, so that long ones count no more.
+    The loss is proportional to the advantages (but for the entropy bonus): a token's weight may as well be put there."""
     def learn(trajs, models, cfg, seed):
         chosen, R = chosen_by(trajs, cfg)
         if rm.nothing_to_compare(R, cfg):
@@ -340,11 +340,8 @@ if __name__ == "__main__":
     for name, recipe in RECIPES.items():
         about, *_ = inspect.getdoc(recipe).splitlines()
         table += f"{name:24}{about}\n"
-    rm.need(len(sys.argv) > 1 and sys.argv[1] in RECIPES, f"{table}\nFirst the name of one of these, then options")
-    name = sys.argv[1]
+    name = "".join(sys.argv[1:2])
+    wrong = f"no recipe {name!r}: " * bool(name.strip("-h"))
+    rm.need(name in RECIPES, f"{table}\n{wrong}choose one of these, such as python extras/recipes.py rloo --env bandit")
     sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # whose run it is, for --resume
-
-    def train(cfg):
-        RECIPES[name](cfg)
-        print(f"(to go on: python extras/recipes.py {name} --resume RUN)")
-    rm.main(train)
+    rm.main(RECIPES[name])

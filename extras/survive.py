@@ -530,6 +530,8 @@ def main():
         arguments.error("a count is for parser or kills")
     count = {"count": args.count} if args.count else {}
     with tempfile.TemporaryDirectory() as folder:
+        if not args.part:
+            print("all parts take about half an hour, and each says at its end what it found", flush=True)
         for name in [args.part] if args.part else parts:
             work = Path(folder, name)
             work.mkdir()

@@ -143,11 +143,13 @@ def train(cfg, pay):
     rows, _ = result
     if Claims.pay and len(rows) > 1 and not any("claims" in row for row in rows):
         print("note: no thought claimed anything, so nothing was paid")
-    shares = [row["true_claims"] for row in rows if "true_claims" in row]
-    if shares:
-        print(f"true claims in thoughts: {shares[0]:.2f} in the first iteration, {shares[-1]:.2f} in the last")
+    claiming = [row for row in rows if "true_claims" in row]
+    for when, row in zip(("first", "last"), (claiming[:1] + claiming[-1:])):
+        print(f"{when} iteration: {row['claims']:.2f} of the thoughts claim something, {row['true_claims']:.2f} of the claims are true")
     return result
 
+
+plots.TITLES |= {"claims": "share of turns that claim something", "true_claims": "share of claims that are true"}
 
 if __name__ == "__main__":
     sys.modules["thoughts"] = sys.modules["__main__"]  # `import thoughts` in your world means this, not a second copy

@@ -181,8 +181,9 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     first, second = rows_of(run)
     assert first["eval"].keys() == {"Mine"}
     assert first["pay"] == second["pay"] == 0.5
-    share = second["true_claims"]
-    assert f"true claims in thoughts: {share:.2f} in the first iteration, {share:.2f} in the last" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    for when in ("first", "last"):
+        assert f"{when} iteration: {second['claims']:.2f} of the thoughts claim something, {second['true_claims']:.2f} of the claims are true" in told
     with pytest.raises(envs.UserError, match="--pay is for thoughts, and --no-think leaves none"):
         command(f"--model {folder} --pay 0.5 --no-think {SMALL} --out {run}-2")
     assert 0 < second["claims"] <= 1 and 0 <= second["true_claims"] <= 1 and 0 <= second["fitting"] <= 1
