@@ -309,8 +309,8 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}{f', as there is no file {file}' * bool(file)}: "
-                               f"choose {', '.join(ENVS)}, or FILE.py:CLASS")
+    need(file, f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS")
+    need(Path(file).is_file(), f"no world {name}: there is no file {file}")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]

@@ -185,7 +185,7 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(metric)
-        ax.plot(x, y, ".-", color=f"C{number}", lw=0.7, markevery=10 ** 6)  # a dot: it may be the only value
+        ax.plot(x, y, ".-", color=f"C{number}", lw=0.7, ms=2, alpha=0.7)
         ax.plot(x, list(map(np.median, neighbours(y))), color=f"C{number}", lw=2, label=label)
     finish_panel(ax, metric)
 

@@ -77,7 +77,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward stands on the last token of its answer: all of them led to it
+        self.reward = []  # a turn's (above: of two Sokoban moves) is on its last token: the whole answer led to it
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -323,8 +323,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    goes along A grad log pi, on average the gradient of the mean return: sum p R grad log p = grad sum p R (tutorial,
-    part 3). Later they correct for sampling by pi_old. Where min takes clip(ratio) A there is no gradient.
+    goes along A grad log pi: on average the gradient of the mean return, as p grad log p = grad p (tutorial, part 3).
+    Later they correct for sampling by pi_old. Where min takes clip(ratio) A there is no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -447,7 +447,7 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """A `learn` or `rollout` of your own returns what ours does. `rollout` plays evaluations, too (N = 1).
+    """A `learn` or `rollout` given instead of ours returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row (0: no trajs) before it is logged. It may add columns, or return True to stop."""
     cfg = replace(cfg)  # a copy: settings that were changed by hand count
     models = models or load_models(cfg)
@@ -654,8 +654,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, for --model. In it trainer.pt: networks, optimizer, log, origin, by which
-    --resume sets all. Files are replaced once all new ones are written: so the process may die at any moment."""
+    """RUN/checkpoint: a Hugging Face folder, for --model, and trainer.pt, all that --resume needs besides config.json.
+    Files are replaced once all new ones are written: so the process may die at any moment."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
