@@ -201,8 +201,8 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, and play *backwards*. Layer k holds all states that
-        need k actions to be solved, not fewer. In a corridor of four cells with the target at its right end:
+        """Carve a room, put the boxes on the targets, and play *backwards*: so it can be solved. Layer k holds all
+        states that need k actions, not fewer. In a corridor of four cells with the target at its right end:
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O

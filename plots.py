@@ -127,7 +127,7 @@ def peak_and_collapse(run):  # -> their iterations: the first peak, even if it i
     the next two iterations success itself (not its mean) is below half of 1.0. Later it may recover."""
     iterations, success = run.series("success")
     n = min(WINDOW, len(success))
-    means = np.convolve(success, np.ones(n) / n, "valid")  # means[i]: of success[i:i + n]
+    means = np.convolve(success, np.ones(n) / n, "valid")  # whole windows; [i]: of success[i:i + n]
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success) - COLLAPSED_FOR + 1):

@@ -189,7 +189,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # (<|im_end|>, eos)
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # what the model has read so far
+    cache = KVCache()  # what the model has read so far. (It and `read` come last: they only make this fast)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
     cache.select(trajs)  # now each has a row of its own, a copy of its group's
     live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
@@ -290,7 +290,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 1 of 16
     bandit pulls is risky, and the others pay 0.15. The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on
-    average, though its arm is better."""
+    average, though its arm is better. (R_i is in its own mean: that only scales R_i - mean, by 1 - 1/N.)"""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -467,7 +467,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
             stop |= bool(STOP)  # by Ctrl-C
-            stop |= watch(row, trajs, learned, models, cfg) == True  # if it returns its row, that does not stop
+            stop |= watch(row, trajs, learned, models, cfg) == True  # a lambda may return a row: no reason to stop
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
