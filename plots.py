@@ -191,7 +191,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
 
 
 def neighbours(y):  # (n,) -> n arrays: each value with those around it (5 in all; in long runs a 20th of the run)
-    half = max(2, len(y) // 40)
+    half = min(len(y) // 4, max(2, len(y) // 40))
     return [y[max(0, i - half):i + half + 1] for i in range(len(y))]
 
 
@@ -226,11 +226,11 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["curves", "collapse"])
+    parser.add_argument("what", choices=["curves", "collapse"], metavar="curves | collapse")
     parser.add_argument("folders", nargs="+", metavar="RUN")
     parser.add_argument("--out")
     args = parser.parse_args()
-    with or_say("no picture: is a log damaged, or can the picture not be written?"):
+    with or_say("no picture: a log is damaged, or the picture cannot be written"):
         if args.what == "curves":
             print(curves(*args.folders, out=args.out))
         else:

@@ -229,7 +229,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"--algo {cfg.algo} uses {used}, not {', '.join(replaced)}: another --algo")
+    need(not replaced or used in replaced, f"not for --algo {cfg.algo}: {', '.join(replaced)} (gae is ppo's)")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -473,7 +473,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 save(models, cfg)
             if i:
                 bar.update()
-                bar.set_postfix_str(f"{cfg.prompts} train levels: {row['success']:.2f} won, {row['valid']:.2f} valid")
+                bar.set_postfix_str(f"won {row['success']:.2f}, valid {row['valid']:.2f} ({cfg.prompts} train levels)")
             if stop:
                 break
     finally:
@@ -671,7 +671,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} goes on as {state['origin']}, not {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} was begun as {state['origin']}; this is {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
@@ -772,7 +772,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
-                 f"--resume trains on: without --env, --model, --out, --starpo-s, --eval-prompts. Else --model {run}")
+                 f"--resume keeps its world, model, folder, method, evaluation: leave them out, or give --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # a run's settings; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(blanks part tokens; random, optimal: their chances here; temperature 0.5)")
+            print(f"{samples[0]['text']}\n(blanks part tokens: 1 0 is 10. random, optimal: their chance on this level)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

@@ -151,7 +151,7 @@ def why_not(policy, tokens, gap):
 
 
 if __name__ == "__main__":
-    need(len(sys.argv) > 1 and not sys.argv[1].startswith("-"), __doc__)
+    need(len(sys.argv) > 1 and not sys.argv[1].startswith("-"), f"{__doc__}\nWhich model? python extras/check_model.py MODEL")
     model, *options = sys.argv[1:]
     cfg = rm.parse_config(["--model", model, *options])
     models = rm.load_models(replace(cfg, kl_coef=0.0))  # no second copy for the KL penalty

@@ -37,7 +37,7 @@ def episode(run):  # -> path of the picture
     file = Path(run, "samples.jsonl")
     need(Path(run).is_dir(), f"{run} is not the folder of a run")
     with or_say(f"{file} is damaged"):
-        need(file.is_file(), f"{run} has no samples.jsonl: is it a run, and was it evaluated?")
+        need(file.is_file(), f"{run} has no samples.jsonl: it is no run, or was not evaluated (--eval-every 0)")
         samples = whole_lines(file)
         need(samples, f"{file} is empty or damaged: was it ever evaluated?")
         world = trained_in(run)

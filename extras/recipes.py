@@ -234,7 +234,8 @@ def lora(cfg):
     """Low-rank adapters (pip install peft).
     The checkpoint holds the adapter alone beside trainer.pt: models.policy.merge_and_unload().save_pretrained(FOLDER)
     makes a folder that --model takes."""
-    import peft
+    with rm.or_say("this recipe needs peft: pip install peft"):
+        import peft
     models = rm.load_models(cfg)
     rm.need(not hasattr(models.policy, "peft_config"), f"{cfg.model} is an adapter already: merge it first, or --resume")
     adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])

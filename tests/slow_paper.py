@@ -355,7 +355,7 @@ def test_lines_are_drawn_where_every_seed_has_a_value():
     assert len(seeds) == 2 and seeds[0].get_linewidth() < line.get_linewidth()
     assert line.get_xdata().tolist() == [1, 3, 4, 7, 8]
     assert line.get_color() == "C1"
-    assert line.get_ydata() == pytest.approx([8 / 3, 15 / 4, 23 / 5, 22 / 4, 19 / 3]), "with two neighbours on either side"
+    assert line.get_ydata() == pytest.approx([2, 8 / 3, 14 / 3, 19 / 3, 7.5]), "of five values, with one neighbour on either side"
 
     ax = matplotlib.figure.Figure().add_subplot()
     paper.draw_seeds(ax, "reward_std", runs, "PPO", 0)

@@ -220,7 +220,7 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/play.py sokoban seven", "'seven'"),
     ("extras/play.py sokoban 1 2", "unrecognized arguments: 2"),
     ("extras/play.py sokoban -1", "level -1: at least 0"),
-    ("plots.py", "required: what, RUN"),
+    ("plots.py", "required: curves | collapse, RUN"),
     ("plots.py curves", "required: RUN"),
     ("plots.py curve {runs}/bandit", "invalid choice: 'curve'"),
     ("plots.py curves nowhere", "nowhere is not the folder of a run"),
@@ -245,9 +245,9 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: give a larger --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: "),
-    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume trains on: without --env"),
-    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume trains on: without --env"),
-    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume trains on: without --env, --model, --out"),
+    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume keeps its world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume keeps its world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume keeps its world, model, folder"),
     ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
     ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only is for ragen_mini.py: this program trains"),
     ("extras/elsewhere.py --env bandit", "in which worlds?"),
@@ -383,10 +383,10 @@ DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "no run/collapse.png: no iteration is finished"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (delete("config.json"), "plots.py curves run", "run is not the folder of a run"),
-    (text("config.json", "{}"), "plots.py collapse run", "no picture: is a log damaged, or can the picture not be written? (KeyError('env')"),
-    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: is a log damaged, or can the picture not be written? (KeyError"),
-    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "no picture: is a log damaged"),
-    (blocked("collapse.png"), "plots.py collapse run", "can the picture not be written? (IsADirectoryError"),
+    (text("config.json", "{}"), "plots.py collapse run", "no picture: a log is damaged, or the picture cannot be written (KeyError('env')"),
+    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: a log is damaged, or the picture cannot be written (KeyError"),
+    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "no picture: a log is damaged"),
+    (blocked("collapse.png"), "plots.py collapse run", "the picture cannot be written (IsADirectoryError"),
     (blocked("episode.png"), "extras/episode.py run", "cannot write run/episode.png"),
     (blocked("xray.html"), "extras/xray.py run", "cannot write run/xray.html"),
     (text("samples.jsonl", "{}\n"), "extras/episode.py run", "run/samples.jsonl is damaged (KeyError"),
@@ -413,14 +413,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run goes on as bandit-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match="run goes on as bandit-grpo-seed0 by ragen_mini.py, not frozenlake-ppo-seed0"):
+    assert "run was begun as bandit-grpo-seed0 by ragen_mini.py; this is bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match="run was begun as bandit-grpo-seed0 by ragen_mini.py; this is frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
-    assert "by ragen_mini.py, not bandit-grpo-seed0 by recipes.py rloo" in says
+    assert "by ragen_mini.py; this is bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run goes on as Guess-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run was begun as Guess-grpo-seed0 by ragen_mini.py; this is bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

@@ -129,7 +129,7 @@ def test_samples_of_another_run_are_one_line(tmp_path):
 
 
 def test_a_run_without_samples_is_one_line(tmp_path):
-    with pytest.raises(envs.UserError, match="was it evaluated"):
+    with pytest.raises(envs.UserError, match="it is no run, or was not evaluated"):
         episode.episode(str(tmp_path))
 
 
