@@ -644,7 +644,7 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
         out = Path(f"{wanted}-{number}")
     Path(f"{out}/checkpoint").mkdir(parents=True, exist_ok=True)
     with or_say(f"cannot train in {out}: another process trains there, or you may not write there"):
-        lock = filelock.FileLock(f"{out}/checkpoint/lock")
+        lock = filelock.FileLock(f"{out}/lock")
         lock.acquire(timeout=0)
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again

@@ -73,7 +73,7 @@ def test_a_run_of_two_processes(tmp_path):
     code, said, err = finish(start(*SMALL, "--iterations", "2", "--out", tmp_path / "run"))
     assert code == 0, err
     assert said.count("iteration 2: bandit") == 1
-    assert said.count("tiny on cpu") == 1
+    assert said.count("tiny learns") == 1
     rows = rows_of(tmp_path / "run")
     assert [row.get("updates") for row in rows] == [None, 1, 1]
     assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -31,8 +31,7 @@ def test_algorithms_run_on_worlds(tmp_path, folder, flags):
         assert row["updates"] == (1 if "--starpo-s" in flags else 2), "keep 0.25: one prompt"
     assert list(rows[0]["eval"]) == list(rows[2]["eval"]) == [flags.split()[1]] and "eval" not in rows[1]
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
-    assert (tmp_path / "run/checkpoint/lock").is_file(), "where it must be written anyway: may it not, nothing begins"
+    assert names == {"config.json", "log.jsonl", "samples.jsonl", "checkpoint", "curves.png", "lock"}
     for line in (tmp_path / "run/samples.jsonl").read_text().splitlines():
         sample = json.loads(line)
         R = sum(turn["reward"] for turn in sample["turns"])
@@ -193,5 +192,5 @@ def test_the_command_line_trains_evaluates_and_plays(tmp_path, capsys):
     command_line("--model", tmp_path / "run", "--play", 7)
     shown = capsys.readouterr().out
     arms = re.search("Teacher and Engineer|Engineer and Teacher", envs.make("bandit").reset(7)[0])[0]
-    assert "their chances here; temperature 0.5" in shown and arms in shown and re.search(r"return -?\d", shown)
+    assert "their chance on this level" in shown and arms in shown and re.search(r"return -?\d", shown)
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "neither of them makes a folder"
