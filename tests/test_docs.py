@@ -211,18 +211,23 @@ def test_readme_episode_is_a_real_one():
 
 def test_what_is_told_of_a_gpu_is_in_its_log():
     page, log = (ROOT / "extras/README.md").read_text(), (ROOT / "figures/gpu.txt").read_text()
-    slow, fast = re.findall(r"^\| ppo \| \S+ s \| (\S+) s \| (\S+) s \| (\d+) \| (\d+) \| (\S+) GiB \|$", log, re.M)
-    rollout, rest, speed, tokens, memory = map(float, fast)
-    assert tokens == 128 * 5 * 256
-    assert (f"{rollout:.0f} s for the rollout ({speed:,.0f} tokens a second, {1000 * rollout / (5 * 256):.0f} ms for every "
-            f"token of 128 trajectories), {rest:.0f} s for the rest, {memory} GiB at most") in page
-    assert f"{float(slow[0]) / (5 * 400) * 1000:.0f} ms a token instead of {1000 * rollout / (5 * 256):.0f}" in page
-    seconds = [float(a) + float(b) for a, b in re.findall(r"^iteration \d: rollout (\S+) s, update (\S+) s", log, re.M)]
-    first, cpu = fmean(seconds[1:5]), fmean(seconds[5:])  # the first one loads kernels
-    again = re.findall(r"'seconds_rollout': (\S+), 'seconds_update': (\S+),", log)
-    without = fmean(float(a) + float(b) for a, b in again[1:])
-    assert f"with `tiny` {first:.0f} s an iteration instead of {without:.1f}" in page
-    assert f"takes {without:.1f} s (with `--epochs 2`), on that machine's CPU {cpu:.1f} s" in page
+    for algo, name in (("ppo", "PPO, KL penalty"), ("grpo", "GRPO, no KL penalty")):
+        rollout, rest, speed, tokens, memory = re.search(
+            rf"^\| {algo} \| \S+ s \| (\S+) s \| (\S+) s \| (\d+) \| (\d+) \| (\S+) GiB \|$", log, re.M).groups()
+        assert int(tokens) == 128 * 5 * 256
+        assert f"| {name} | {rollout} s | {rest} s | {int(speed):,} | {memory} GiB |" in page
+    rollout, speed = re.search(r"^\| generate \| \| (\S+) s \| \| (\d+) \|", log, re.M).groups()
+    assert f"by `generate`, a turn at a time | {rollout} s | | {int(speed):,} | |" in page
+    step, with_cudnn, kernels, busy = re.search(
+        r"^a decode step .*: (\S+) ms \(.*: (\S+) ms\); (\d+) kernels, which take (\S+) ms", log, re.M).groups()
+    assert f"{int(kernels):,} small kernels. They take {float(busy):.0f} of its {float(step):.0f} ms" in page
+    assert f"{float(with_cudnn):.0f} ms a step instead of {float(step):.0f}" in page
+    seconds = [float(a) + float(b) for a, b in re.findall(r"^iteration \d+: rollout (\S+) s, update (\S+) s", log, re.M)]
+    assert len(seconds) == 30 + 4
+    whole = float(re.search(r"(\S+) s in all, evaluations included", log)[1])
+    assert f"takes {whole:.0f} s there, {fmean(seconds[:30]):.1f} s an iteration (on that machine's CPU {fmean(seconds[30:]):.1f} s)" in page
+    success = float(re.search(r"^iteration 30: success (\S+),", log, re.M)[1])
+    assert f"ends at {envs.with_interval(success, 256)}, as on CPUs" in page
     before, after = map(float, re.search(r"^2 .*'grad_norm': \((\S+), (\S+)\)", log, re.M).groups())
     assert f"differed by {1 - after / before:.1%}" in page
     assert not torch.backends.cuda.cudnn_sdp_enabled(), "importing the program switches it off"
