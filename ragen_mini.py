@@ -480,7 +480,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r}{f' --iterations {i + 30}' * (i == cfg.iterations)}"
+    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total + 30 * (i == bar.total)}"
     if plots.is_dead(rows):
         end = f"ended at {i}, as all returns had become equal. Look: python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
@@ -749,7 +749,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
             if kind is str or name == "play" and value is None:
                 continue
             ok = isinstance(value, (kind, int)) and least <= value <= most
-            need(ok, f"--{name.replace('_', '-')} {value!r}: must be {least:g} to {most:g}{' (whole)' * (kind is int)}")
+            need(ok, f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")

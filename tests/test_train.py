@@ -277,7 +277,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     told = capsys.readouterr()
     assert "stopping after this iteration" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
-    assert told.out.splitlines()[-1].endswith(f"--resume '{tmp_path / 'run'}'")  # up to 5, as was asked for
+    assert told.out.splitlines()[-1].endswith(f"--resume '{tmp_path / 'run'}' --iterations 5"), "as was asked for"
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
     assert saved["log"] == (tmp_path / "run/log.jsonl").read_text()
 
@@ -332,11 +332,11 @@ def test_nothing_is_overwritten(tmp_path, bandit):
     assert len(rows_of(tmp_path / "run-2")) == 2
 
 
-@pytest.mark.parametrize("done, wanted, said", [(1, 2, ""), (2, 2, " --iterations 32"), (29, 30, ""), (30, 30, " --iterations 60")])
+@pytest.mark.parametrize("done, wanted, said", [(1, 2, 2), (2, 2, 32), (29, 30, 30), (30, 30, 60)])
 def test_the_last_line_says_what_comes_next(done, wanted, said, tmp_path, monkeypatch, capsys, bandit):
     """As many iterations as were asked for (Ctrl-C), or thirty more. By the program that began it."""
     last_line_of(done, wanted, bandit[0], tmp_path, monkeypatch, updates=1)
-    assert capsys.readouterr().out.splitlines()[-1] == f"go on:   python {sys.argv[0]} --resume {str(tmp_path / 'a run')!r}{said}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"go on:   python {sys.argv[0]} --resume {str(tmp_path / 'a run')!r} --iterations {said}"
 
 
 def last_line_of(done, wanted, bandit, tmp_path, monkeypatch, **columns):  # of a run stopped after iteration `done`
@@ -443,8 +443,8 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be 0 to 1"), ("--gamma 2", "--gamma 2.0: must be 0 to 1"), ("--keep 7", "0 to 1"),
-    ("--temperature 0", "must be 1e-06 to"), ("--max-new-tokens 0", "must be 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
+    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be float, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be float, 0 to 1"), ("--keep 7", "0 to 1"),
+    ("--temperature 0", "must be float, 1e-06 to"), ("--max-new-tokens 0", "must be int, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on --device moon"),
     ("--model {tmp}", "cannot be loaded on --device cpu"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
