@@ -82,8 +82,8 @@ class Trajectory:
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # its row in KVCache; a group shares one until `rollout` has read its prompt
-        self.cached = 0  # that row holds ids[:cached]; `sample` sets it
+        self.cache_row = group  # for `read` (below, the cache): its row there. At first a group shares one
+        self.cached = 0  # that row holds ids[:cached]
 
     @property
     def R(self):  # eq. 2
@@ -223,13 +223,12 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
+    need(not replaced or replaced.keys() - UNUSED_BY[cfg.algo], f"--algo {cfg.algo} does not use {', '.join(replaced)}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
-    used = "gae" if cfg.algo == "ppo" else "of_group"
-    need(not replaced or used in replaced, f"not for --algo {cfg.algo}: {', '.join(replaced)} (gae is ppo's)")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -312,8 +311,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, std 1
-    else:  # expected: the group's mean. KL penalties are added as they are: not centred, not divided
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened over all groups: mean 0, std 1
+    else:  # expected: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -323,8 +322,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    goes along A grad log pi: on average the gradient of the mean return, as p grad log p = grad p (tutorial, part 3).
-    Later they correct for sampling by pi_old. Where min takes clip(ratio) A there is no gradient.
+    goes along A grad log pi, on average the gradient of the mean return: grad sum p R = sum p R grad log p (tutorial,
+    part 3). Later they correct for sampling by pi_old. Where min takes clip(ratio) A there is no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -466,8 +465,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP)  # by Ctrl-C
-            stop |= watch(row, trajs, learned, models, cfg) == True  # a lambda may return a row: no reason to stop
+            # == True: a lambda may return a row, which is no reason to stop. STOP: by Ctrl-C
+            stop = watch(row, trajs, learned, models, cfg) == True or STOP or stop
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -685,7 +684,7 @@ STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128 episodes, so one update: no clip
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
-UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
+UNUSED_BY = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # settings, functions
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
 Share = Annotated[float, 0, 1]
 
@@ -748,10 +747,11 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
             value = getattr(self, name)
             if kind is str or name == "play" and value is None:
                 continue
-            ok = isinstance(value, (kind, int)) and least <= value <= most
-            need(ok, f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
+            need(isinstance(value, (kind, int)) and least <= value <= most,
+                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(not self.out.endswith("."), f"--out {self.out}: give the name of a new folder")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
@@ -760,8 +760,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
     about = (f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
              f"    The script's own: {', '.join(config.__annotations__.keys() - Config.__annotations__) or 'none'}")
-    parser = argparse.ArgumentParser(usage="%(prog)s [--help]", description=about, argument_default=argparse.SUPPRESS,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=about, argument_default=argparse.SUPPRESS,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)

@@ -448,7 +448,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on --device moon"),
     ("--model {tmp}", "cannot be loaded on --device cpu"), ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
-    ("--model {tmp}/no", "empty/no: no such folder"), ("--model gpt2", "--model gpt2: no such folder"), ("--model {base}", "chat template"),
+    ("--out ..", "--out ..: give the name of a new folder"), ("--model {tmp}/no", "empty/no: no such folder"), ("--model gpt2", "--model gpt2: no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
     ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint"), ("--device cuda", "CUDA")]
@@ -474,11 +474,15 @@ def test_numbers_that_make_no_sense(flags, tmp_path):
     assert "\n" not in str(error.value) and flags.split()[0][2:].replace("-", "_") in str(error.value).replace("-", "_")
 
 
-@pytest.mark.parametrize("flags, says", [("--foo 1", "--foo"), ("--iter 5", "--iter"), ("--prompts two", "int")])
+@pytest.mark.parametrize("flags, says", [("--foo 1", "--foo"), ("--clip 0.1", "could match --clip"), ("--prompts two", "int")])
 def test_options_that_do_not_exist(flags, says, capsys):
     with pytest.raises(SystemExit) as end:
         rm.parse_config(flags.split())
     assert end.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_an_option_may_be_cut_short():
+    assert rm.parse_config(["--iter", "5"]).iterations == 5
 
 
 def command_line(*flags):  # as `python ragen_mini.py` would do it, but in this process
