@@ -40,7 +40,8 @@ def own_option():  # sets NAMES; the other options stay on the command line, for
     for name in NAMES:
         envs.find_world(name)  # or say so before anything is trained
     for option in sys.argv[1:]:
-        rm.need(not option.startswith(("--play", "--eval-only")), f"{option} is for ragen_mini.py: this program trains")
+        evaluates = option.replace("_", "-").startswith(("--pl", "--eval-o"))  # options may be cut short
+        rm.need(not evaluates, f"{option} is for ragen_mini.py: this program trains")
 
 
 def train(cfg):

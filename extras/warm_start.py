@@ -124,8 +124,9 @@ def parse(argv):  # -> this program's options, cfg
     args, options = parser.parse_known_args(argv)
     rm.need(not Path(args.out).exists(), f"{args.out} exists: give another folder")
     for word in options:
-        name = word.split("=")[0]
-        rm.need(name not in OF_RL, f"{name} is for ragen_mini.py: here nothing is learnt from rewards (--warm-lr, --lesson-lr)")
+        name = word.split("=")[0].replace("_", "-")
+        means = [option for option in OF_RL if name.startswith("--") and option.startswith(name)]  # it may be cut short
+        rm.need(not means, f"{name} is for ragen_mini.py: here nothing is learnt from rewards (--warm-lr, --lesson-lr)")
     cfg = rm.parse_config(["--model", args.model, *options])
     rm.need(not cfg.out, f"OUT is {args.out}: no --out")
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")

@@ -254,6 +254,8 @@ SLIPS = [  # what is typed, what the user is told
     ("extras/elsewhere.py --env bandit --eval-envs bandit_rev --eval-every 0", "nothing would be evaluated"),
     ("extras/recipes.py rloo --env bandit --out {here}/run", "NotADirectoryError"),
     ("ragen_mini.py --resume {runs}/bandit/checkpoint", "give RUN, not RUN/checkpoint"),
+    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval_o", "--eval_o is for ragen_mini.py: this program trains"),
+    ("extras/warm_start.py tiny out --env bandit --iter 5", "--iter is for ragen_mini.py: here nothing is learnt from rewards"),
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --lr=1e-4", "--lr is for ragen_mini.py: here nothing is learnt from rewards"),
     ("extras/recipes.py own_model --model runs", "own_model makes its own model: no --model"),
