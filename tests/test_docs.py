@@ -67,6 +67,15 @@ def test_a_panel_is_titled_by_what_it_shows(metric, title):
     assert ax.get_title() == title
 
 
+@pytest.mark.parametrize("metric, scale", [("grad_norm", "log"), ("grad_norm_max", "log"), ("reward", "linear")])
+def test_vanishing_gradients_can_be_seen(metric, scale):
+    """From 1 to 0.001 and back, in one picture. A healthy run's fill theirs: 0 is not in it."""
+    ax = plots.matplotlib.figure.Figure().add_subplot()
+    ax.plot([1, 2, 3], [0.5, 0.6, 0.7])
+    plots.finish_panel(ax, metric)
+    assert ax.get_yscale() == scale and ax.get_ylim()[0] > 0.4
+
+
 def test_pictures_of_broken_folders_are_one_line(tmp_path):
     for make in (lambda: None, lambda: (tmp_path / "log.jsonl").write_text("{}\nx\n{}"), lambda: (tmp_path / "config.json").write_text("{}")):
         make()
