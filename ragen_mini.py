@@ -20,7 +20,7 @@ Words
     iteration   one rollout (P = cfg.prompts groups) and its updates: gradient steps on E = cfg.update_size trajectories
     advantage   A, how much better than expected things went after a token
 
-New to RL? Tutorial, parts 3, 4. Order: episodes, playing, advantages, losses, loop, cache; last (skip) files, settings.
+New to RL? Tutorial, parts 3, 4. Below: episodes, playing, advantages, losses, loop, cache. Then files, settings: skip.
 cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
 groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -289,7 +289,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 1 of 16
     bandit pulls is risky, and the others pay 0.15. The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on
-    average, though its arm is better. (R_i is in its own mean: that only scales R_i - mean, by 1 - 1/N.)"""
+    average, though its arm is better. (R_i is in its own mean, unlike in RLOO: that only scales A, by 1 - 1/N.)"""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -299,7 +299,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
     """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. Subtracting c changes no mean
-    gradient, only noise, if c does not depend on which token a was chosen:
+    gradient, only noise, if c does not depend on which token a was chosen (the critic has not read it yet):
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -307,7 +307,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); world's tokens: 0
-        penalty = -cfg.kl_coef * batch["kl"]  # in the rewards, not in the loss (App. B.2)
+        penalty = -cfg.kl_coef * batch["kl"]  # in the rewards (App. B.2): earlier tokens pay, too
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
@@ -337,8 +337,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value is
-    0, ret 2. Value 0.8: the clipped 0.5 errs more, and is constant: no gradient. Value -0.8 errs more: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value 0,
+    ret 2. Value 0.8 errs by 1.2, clipped 0.5 by 1.5: no gradient. Value -0.8 errs by 2.8, -0.5 by 2.5: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -398,10 +398,10 @@ CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few 
 
 def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
     """Puts rows of similar length together, as many as MICRO_TOKENS allows. So little padding is needed."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: mask 0 1 1 0 1 0 -> 5
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 (the first maximum): 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: T - 1 columns are T ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # length + 1: columns to ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -479,7 +479,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         signal(SIGINT, old_handler)
         bar.close()
         lock.release()
-    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total + 30 * (i == bar.total)}"
+    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
     if plots.is_dead(rows):
         end = f"ended at {i}, as all returns had become equal. Look: python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
@@ -547,7 +547,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids get pads (-) in front, as only the
     last input gets logits. Pads go into columns *behind* the row's ids: no id looks there, later ids replace them.
         holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
-        holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
+        holds h, reads x (q is 3)   input - - x    into columns 2 3 1    then holds h x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
     inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
     for traj in trajs:
@@ -582,7 +582,7 @@ class KVCache:
         if missing > 0:  # growing copies everything: so seldom, and by 64 more than needed
             stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
         self.layers[layer] = stored
-        # stored[rows, :, :, columns] is (b, q, 2, heads, width): torch moves the indexed axes first
+        # both sides are (b, q, 2, heads, width): torch moves indexed axes to the front, `permute` those of `new`
         stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
         return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
 
@@ -690,7 +690,7 @@ Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and --starpo-s (play: no level)
+class Config:  # (as --help prints it) Count: 1 or more. Share: 0 to 1. None: set by model, --starpo-s (play: no level)
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
     success_rate: Share = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
@@ -736,7 +736,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         self.small = weights.is_file() and weights.stat().st_size < 1e7
         presets = (FOR_TINY if self.small else FOR_OTHERS) | (STARPO_S if self.starpo_s else STARPO)
         for name, value in presets.items():
-            if getattr(self, name) is None:  # NOTE: never so in RUN/config.json: --model RUN keeps RUN's
+            if getattr(self, name) is None:  # NOTE: RUN/config.json holds a value, so --model RUN keeps RUN's
                 setattr(self, name, value)
         self.name = f"{envs.title(self.env)}-{self.algo}{'-s' if self.starpo_s else ''}-seed{self.seed}"
         self.origin = f"{self.name} by {Path(sys.argv[0]).name}"  # --resume: same program, world, algo, seed
