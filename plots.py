@@ -179,7 +179,7 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
         ax.axhline(value, color="0.4", lw=1, ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
     ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
-    ax.set_ylim(0, 1.15)  # room for "optimal 1.00" above its line
+    ax.set_ylim(-0.04, 1.15)  # shows a curve at 0, and has room for "optimal 1.00" above its line
 
 
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric

@@ -538,7 +538,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
     STOP.append("SIGINT")
-    print("\nstopping after this iteration. Again: stop now (--resume begins at the last checkpoint)", file=sys.stderr)
+    print("\nstopping after this iteration (saved). Again: now (--resume: from the last checkpoint)", file=sys.stderr)
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
@@ -661,7 +661,7 @@ def save(models, cfg):
     with or_say(f"cannot save in {cfg.out}: the disk is full, or you may not write there"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # else several templates are a folder
-        torch.save(state, new / "trainer.pt")
+        torch.save(state, f"{new}/trainer.pt")
         for file in sorted(new.iterdir()):
             file.replace(f"{cfg.out}/checkpoint/{file.name}")
         new.rmdir()
@@ -670,7 +670,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} was begun as {state['origin']}; this is {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} was begun as {state['origin']}, not as {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
@@ -760,7 +760,7 @@ class Config:  # (as --help prints it) Count: 1 or more. Share: 0 to 1. None: se
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
     about = (f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
              f"    The script's own: {', '.join(config.__annotations__.keys() - Config.__annotations__) or 'none'}")
-    parser = argparse.ArgumentParser(description=about, argument_default=argparse.SUPPRESS,
+    parser = argparse.ArgumentParser(usage="see --help", description=about, argument_default=argparse.SUPPRESS,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
