@@ -465,8 +465,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            # == True: a lambda may return a row, which is no reason to stop. STOP: by Ctrl-C
-            stop = watch(row, trajs, learned, models, cfg) == True or STOP or stop
+            stop = watch(row, trajs, learned, models, cfg) == True or STOP or stop  # a lambda's row stops nothing
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -634,7 +633,7 @@ def load_models(cfg):
 def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
     """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log."""
     log = restore(models, cfg) if cfg.resume else ""
-    rows = [json.loads(line) for line in log.splitlines()]  # one for each iteration, from 0
+    rows = list(map(json.loads, log.splitlines()))  # one for each iteration, from 0
     need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: give a larger --iterations")
     out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}").expanduser()
     number = 1
@@ -648,7 +647,8 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}, from {len(rows)} on")
+    print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
+          f"{' (the name was taken)' if number > 1 else ''}, from {len(rows)} on")
     return cfg, rows, lock
 
 

@@ -324,12 +324,15 @@ def test_defaults():
     assert (cfg.entropy_coef, cfg.clip_low, cfg.gamma, cfg.lam, cfg.algo, cfg.adv_norm) == (0.001, 0.2, 1.0, 1.0, "ppo", "std")
 
 
-def test_nothing_is_overwritten(tmp_path, bandit):
+def test_nothing_is_overwritten(tmp_path, bandit, capsys):
     out = shutil.copytree(bandit[0], tmp_path / "run")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     run(f"{out}/", "--iterations", 1, "--eval-every", 0)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert len(rows_of(tmp_path / "run-2")) == 2
+    assert f"in {tmp_path / 'run-2'} (the name was taken), from 0 on" in capsys.readouterr().out
+    run(tmp_path / "new", "--iterations", 1, "--eval-every", 0)
+    assert f"in {tmp_path / 'new'}, from 0 on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("done, wanted, said", [(1, 2, 2), (2, 2, 32), (29, 30, 30), (30, 30, 60)])
