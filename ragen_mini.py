@@ -223,7 +223,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
-    need(not replaced or replaced.keys() - UNUSED_BY[cfg.algo], f"--algo {cfg.algo} does not use {', '.join(replaced)}")
+    need(not replaced or set(replaced) - UNUSED_BY[cfg.algo], f"--algo {cfg.algo} does not use {', '.join(replaced)}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -262,7 +262,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
-    return {name: nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+    return {name: nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True).to(device)
             for name, rows in batch.items()}
 
 
@@ -465,7 +465,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop = watch(row, trajs, learned, models, cfg) == True or STOP or stop  # a lambda's row stops nothing
+            stop |= bool(STOP) | (watch(row, trajs, learned, models, cfg) == True)  # (a lambda's row stops nothing)
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -511,7 +511,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
         trajs += rollout(models, seeds[first:first + EVALUATED_AT_ONCE], 1, cfg, seeds[first])
     check_ratios(trajs, models, cfg)
     world = envs.title(cfg.env)
-    success = sum(traj.success for traj in trajs) / len(trajs)
+    success = np.mean([traj.success for traj in trajs])
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
     tell(f"{f'iteration {i}: ' if cfg.trains else ''}{world} {envs.with_interval(success, len(trajs))}  "

@@ -83,7 +83,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("GRPO with the population std", "std = R.std(1, keepdim=True)",
          "std = R.std(1, keepdim=True, correction=0)"),
         # losses
-        ("a seam that the algorithm does not use is ignored", "need(not replaced or replaced", "need(True or replaced"),
+        ("a seam that the algorithm does not use is ignored", "need(not replaced or set", "need(True or set"),
         ("the filter keeps 28 of 100 for 0.29", "int(keep * len(R) + 1e-9)", "int(keep * len(R))"),
         ("GRPO compares over all groups", "R.std(1, correction=0).max()", "R.std(correction=0)"),
         ("the critic learns at a tenth", 'part["ret"][mask]).sum() / total', 'part["ret"][mask]).sum() / total / 10'),
@@ -130,7 +130,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         # evaluation, log
         ("evaluation at the training temperature", "temperature=EVAL_TEMPERATURE", "temperature=cfg.temperature"),
         ("evaluation of the last part alone", "trajs += rollout(", "trajs = rollout("),
-        ("success is a return above 0 in an evaluation", "sum(traj.success for", "sum(traj.R > 0 for"),
+        ("success is a return above 0 in an evaluation", "np.mean([traj.success for", "np.mean([traj.R > 0 for"),
         ("interval of another number of episodes", "envs.with_interval(success, len(trajs))", "envs.with_interval(success, 128)"),
         ("yardsticks of a horizon that turns forbid", "min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)",
          "cfg.max_actions"),
