@@ -64,7 +64,7 @@ class Env:
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # 1: unlike find_level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1: another stream than find_level's
         self.over = False
         return self.render(), {"success": False}
 

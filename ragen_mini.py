@@ -83,7 +83,7 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.cache_row = group  # for `read` (below, the cache): its row there. At first a group shares one
-        self.cached = 0  # that row holds ids[:cached]
+        self.cached = 0  # that row holds ids[:cached]; `sample` sets it
 
     @property
     def R(self):  # eq. 2
@@ -247,7 +247,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # else KL and entropy alone (PPO: and the critic's errors, whitened) would drive the step
+    return spread < 1e-4  # else only KL, entropy (PPO: and errors of the critic, blown up by whitening) would count
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -311,7 +311,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened over all groups: mean 0, std 1
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened by all tokens' mean and std
     else:  # expected: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -322,8 +322,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    goes along A grad log pi, on average the gradient of the mean return: grad sum p R = sum p R grad log p (tutorial,
-    part 3). Later they correct for sampling by pi_old. Where min takes clip(ratio) A there is no gradient.
+    goes along A grad log pi. As grad p = p grad log p, its mean is the gradient of the mean return: sum p R grad log p
+    = grad sum p R (tutorial, part 3). Later they allow for sampling by pi_old. If min takes clip(ratio) A: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -524,7 +524,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
 
 def check_ratios(trajs, models, cfg):
     """Ratios must begin at 1: a new pass over the longest episode must give the rollout's log-probs. This
-    fails with dropout, a sliding window (KVCache keeps all tokens), or logits changed after the head."""
+    fails with dropout, a sliding window (KVCache keeps all tokens), or logits changed after the head (Gemma 2)."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
