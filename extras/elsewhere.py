@@ -31,12 +31,13 @@ def watch(row, trajs, learned, models, cfg):
 
 
 def own_option():  # sets NAMES; the other options stay on the command line, for ragen_mini.py
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # --help is that of ragen_mini.py
-    parser.add_argument("--eval-envs", default="")
+    parser = argparse.ArgumentParser(usage="%(prog)s --eval-envs WORLD,... [options of ragen_mini.py, see there]",
+                                     description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--eval-envs", default="", help="the other worlds, with commas between them")
     own, sys.argv[1:] = parser.parse_known_args()
     NAMES[:] = own.eval_envs.replace(",", " ").split()
-    asks_for_help = {"-h", "--help"} & set(sys.argv)
-    rm.need(NAMES or asks_for_help, "in which worlds? --eval-envs bandit_test,bandit_rev")
+    rm.need(NAMES, "in which worlds? --eval-envs bandit_test,bandit_rev")
     for name in NAMES:
         envs.find_world(name)  # or say so before anything is trained
     for option in sys.argv[1:]:
@@ -47,7 +48,7 @@ def own_option():  # sets NAMES; the other options stay on the command line, for
 def train(cfg):
     rm.need(cfg.eval_every, "--eval-every 0: nothing would be evaluated")
     result = rm.train(cfg, watch=watch)
-    print("(to go on: this program again, with --eval-envs and --resume)")
+    print(f"(with --resume give --eval-envs {','.join(NAMES)}, too)")
     return result
 
 

@@ -122,8 +122,10 @@ def fits(turn):
 
 # ------------------------------------------------------------------------------------- the command line
 def own_option():  # -> --pay; the others stay on the command line, for ragen_mini.py
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)  # --help is that of ragen_mini.py
-    parser.add_argument("--pay", type=float, default=None)
+    parser = argparse.ArgumentParser(usage="%(prog)s [--pay PAY] [options of ragen_mini.py, see there]",
+                                     description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pay", type=float, default=None, help="reward of a true claim; a false one costs as much")
     own, sys.argv[1:] = parser.parse_known_args()
     return own.pay
 

@@ -189,6 +189,9 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     assert 0 < second["claims"] <= 1 and 0 <= second["true_claims"] <= 1 and 0 <= second["fitting"] <= 1
     command(f"--resume {run} --iterations 2")
     assert rows_of(run)[-1]["pay"] == 0.5
+    with pytest.raises(SystemExit):
+        command("--help")
+    assert "--pay PAY" in capsys.readouterr().out, "its own option, not only those of the core"
     with pytest.raises(envs.UserError, match="--pay nan: must be a number"):
         command(f"--resume {run} --iterations 3 --pay nan")
     command(f"--resume {run} --iterations 3 --pay 0")

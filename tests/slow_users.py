@@ -302,7 +302,7 @@ def test_a_terminal_without_a_root_sign_shows_a_question_mark():
     ("ragen_mini.py --model {runs}/bandit/checkpoint --eval-only", "bandit 0."),
     ("ragen_mini.py --model {runs}/bandit/checkpoint/ --eval-only", "bandit 0."),
     ("extras/recipes.py rloo --model {runs}/bandit --play 7", "return "),
-    ("extras/elsewhere.py --help", "--iterations"),
+    ("extras/elsewhere.py --help", "--eval-envs EVAL_ENVS"),
     ("ragen_mini.py --resume {runs}/bandit --iterations 2", "{runs}/bandit/curves.png")])
 def test_what_is_right_stays_right(command, prints, runs, user, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
@@ -409,6 +409,13 @@ def test_a_damaged_folder_is_one_line(spoil, command, says, runs, mistake):
     run = shutil.copytree(runs / "bandit", "run")
     spoil(Path(run))
     assert says in mistake(command)
+
+
+def test_elsewhere_says_what_its_next_command_needs(user):
+    play = "--iterations 1 --prompts 2 --rollouts 2 --eval-prompts 2 --max-new-tokens 8 --out run"
+    code, said, errors = user(f"extras/elsewhere.py --eval-envs bandit_test --env bandit --device cpu {play}")
+    assert code == 0 and said.endswith("(with --resume give --eval-envs bandit_test, too)\n"), errors
+    assert user("extras/elsewhere.py --resume run --iterations 2 --eval-envs bandit_test --device cpu")[0] == 0
 
 
 def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
