@@ -465,7 +465,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP) | (watch(row, trajs, learned, models, cfg) == True)  # (a lambda's row stops nothing)
+            stop |= bool(STOP) | (watch(row, trajs, learned, models, cfg) == True)  # True alone: lambdas return rows
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
