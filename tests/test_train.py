@@ -191,7 +191,7 @@ def test_only_true_ends_a_run(tmp_path, folder):
     """Or what equals it, as NumPy's True and 1 do. A `watch` that returns its row does not."""
     for answer, last in ((dict, 2), (lambda row: np.bool_(row["iteration"] == 1), 1), (lambda row: np.bool_(False), 2),
                          (lambda row: 0.5, 2), (lambda row: row["iteration"] == 0, 0)):
-        rows = run(tmp_path / f"run{last}", *"--env bandit --iterations 2 --eval-every 0".split(), model=folder,
+        rows = run(tmp_path / f"run{last}", *"--env bandit --prompts 2 --rollouts 2 --iterations 2 --eval-every 0".split(), model=folder,
                    watch=lambda row, *_: answer(row))
         assert rows[-1]["iteration"] == last
 

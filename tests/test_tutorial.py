@@ -248,17 +248,6 @@ def test_the_turns():
     assert 5 in [spec["traj.turns.0.tokens afterwards"] for spec in found]
 
 
-@pytest.mark.parametrize("name", [name for name in RIGHT if RIGHT[name]])
-def test_a_right_answer_that_looks_different_keeps_its_points(name):  # slow_course.py has all
-    exercise = exercises.EXERCISES[name]
-    assert not checks.check(exercise, run(RIGHT[name][0], name), exercise.cases(1))
-
-
-@pytest.mark.parametrize("name, words, text", [wrong for wrong in lists() if wrong.id.endswith("-0")])
-def test_the_first_wrong_answer_of_each_exercise(name, words, text):  # slow_course.py has all
-    loses_its_points(name, words, run(text, name))
-
-
 def loses_its_points(name, words, answer):
     """In the lecturer's inputs; in the notebook's, too, with a message that says what it may be."""
     exercise = exercises.EXERCISES[name]
