@@ -49,7 +49,7 @@ def test_all_cells_but_training_run(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].split() == ["0", "of", "20"]
 
 
-@pytest.mark.parametrize("name, text", [(name, text) for name, texts in RIGHT.items() for text in texts])
+@pytest.mark.parametrize("name, text", [*SOLVED.items(), *((name, text) for name, texts in RIGHT.items() for text in texts)])
 def test_right_answers(name, text):
     exercise = exercises.EXERCISES[name]
     assert not checks.check(exercise, run(text, name), exercise.cases(1))
