@@ -3,21 +3,26 @@
     python extras/gpu.py                            a random model of Qwen2.5-0.5B's shape: no weights are needed
     python extras/gpu.py --model SmolLM2-FOLDER     a real one
     python extras/gpu.py --shape tiny --device cpu  everything once, as slow_gpu.py does it where no GPU is
+    python extras/gpu.py --programs                 instead: README's first command, --resume, extras and recipes with `tiny`
 
 1. The log-probs of a rollout and of an update under bf16 autocast. 2. Greedy rollout and `generate`, token for token.
 3. Whole iterations, PPO and GRPO, 8 x 16 trajectories whose every turn has all its tokens: seconds, tokens a second,
-memory. 4. The same rollout by `generate`, a turn at a time. 5. One decode step: how long, how many kernels, and what if
-cuDNN's attention were not switched off?
+memory. 4. The same rollout by `generate`, a turn at a time; and both with answers of different lengths. 5. One decode
+step: how long, how many kernels, and what if cuDNN's attention were not switched off?
 """
 import argparse
+import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 import torch
 import transformers
@@ -140,12 +145,33 @@ def play_and_pay(models, seeds, N, cfg, sampling_seed):
 def measure_generate(args):
     cfg = settings(args, algo="grpo", kl_coef=0.0)
     models = load(args, cfg)
+    print_rollout("generate", with_generate, models, cfg)
+
+
+def measure_unequal(args):
+    """The token that ends an answer gets a bias: about one answer in 128 ends at each token, so that lengths differ."""
+    cfg = settings(args, algo="grpo", kl_coef=0.0)
+    models = rm.load_models(cfg)
+    head = models.policy.get_output_embeddings()
+    bias = torch.zeros(len(head.weight), device=args.device)
+    bias[models.tok.eos_token_id] = torch.tensor(len(head.weight) / 128).log()
+    head.bias = torch.nn.Parameter(bias)
+    for name, play in (("ours", rm.rollout), ("generate", with_generate)):
+        print_rollout(f"{name}, answers of unequal lengths", play, models, cfg)
+
+
+def with_generate(models, seeds, N, cfg, sampling_seed):
     models.policy.generation_config = transformers.GenerationConfig()
-    seeds = range(300, 300 + cfg.prompts)
     with rm.autocast:
-        duration, trajs = seconds(lambda: bench.student_rollout(models.policy, models.tok, cfg, seeds, 0))
+        return bench.student_rollout(models.policy, models.tok, cfg, seeds, sampling_seed)
+
+
+def print_rollout(name, play, models, cfg):
+    seeds = range(300, 300 + cfg.prompts)
+    play(models, seeds[:1], cfg.rollouts, replace(cfg, max_new_tokens=4, max_turns=1), 0)  # warms up
+    duration, trajs = seconds(lambda: play(models, seeds, cfg.rollouts, cfg, 0))
     tokens = sum(sum(traj.mask) for traj in trajs)
-    print(f"| generate | | {duration:.1f} s | | {tokens / duration:.0f} | {tokens} | |", flush=True)
+    print(f"| {name} | | {duration:.1f} s | | {tokens / duration:.0f} | {tokens} | |", flush=True)
 
 
 def decode_step(args):  # -> a function that samples one token for every trajectory
@@ -188,26 +214,107 @@ def profile(args, steps=10):
     print(f"{said}; {len(kernels)} kernels, which take {busy:.1f} ms: the rest is launching them")
 
 
+# ------------------------------------------------------------------------- the programs, with the embedded model
+SHORT = "--iterations 3 --prompts 4 --rollouts 8 --eval-prompts 16"
+TWICE = "ragen_mini.py --env frozenlake --eval-every 0 --epochs 2 --iterations"
+PROGRAMS = [  # one after another in each line, the lines side by side
+    (f"ragen_mini.py --env sokoban --algo grpo --starpo-s {SHORT} --out OUT/sokoban",
+     "ragen_mini.py --resume OUT/sokoban --iterations 4", "ragen_mini.py --model OUT/sokoban --eval-only",
+     "ragen_mini.py --model OUT/sokoban --play 8", "extras/xray.py OUT/sokoban"),
+    (f"ragen_mini.py --env bandit --online-k 2 --epochs 2 {SHORT} --out OUT/bandit", "plots.py collapse OUT/bandit"),
+    (f"ragen_mini.py --env frozenlake --no-think --eval-every 1 {SHORT} --out OUT/lake", "extras/episode.py OUT/lake"),
+    (f"extras/thoughts.py --env sokoban --pay 0.1 {SHORT} --out OUT/thoughts", "extras/check_model.py tiny"),
+    (f"-m torch.distributed.run --nproc-per-node 1 extras/torchrun.py --env frozenlake {SHORT} --out OUT/torchrun",)]
+RECIPES = ("rloo", "muon", "sgd", "lora", "gspo --algo grpo", "cispo", "read_once", "warm_up", "own_model",
+           "discount_per_turn")
+
+
+def try_programs(folder):
+    """Each should end with exit code 0; lora needs peft."""
+    recipes = [(f"extras/recipes.py {name} --env bandit {SHORT} --out OUT/{name.split()[0]}",) for name in RECIPES]
+    with ThreadPoolExecutor(8) as pool:
+        lines = pool.map(lambda commands: [called(command, folder) for command in commands], PROGRAMS + recipes)
+    for commands, done in zip(PROGRAMS + recipes, lines):
+        for command, (duration, result) in zip(commands, done):
+            print(f"exit code {result.returncode}: python {command}")
+            if result.returncode:
+                print(result.stderr[-2000:])
+
+
+def called(command, folder):  # -> seconds, what became of it
+    words = command.replace("OUT", str(folder)).split()
+    start = time.perf_counter()
+    result = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    return time.perf_counter() - start, result
+
+
+def rows_of(run):
+    return [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+
+
+def print_times(rows):
+    for row in rows[1:]:
+        print(f"iteration {row['iteration']}: rollout {row['seconds_rollout']:.2f} s, update {row['seconds_update']:.2f} s, "
+              f"{row['tokens']} tokens")
+
+
+def programs(device, iterations=(30, 4, 4, 2), also=""):  # also: options that make a test short
+    whole, on_cpu, twice, stopped = iterations
+    folder = Path(tempfile.mkdtemp())
+    first = f"ragen_mini.py --env frozenlake --iterations {whole}"
+    duration, _ = called(f"{first} --out OUT/first{also}", folder)
+    print(f"\npython {first}: {duration:.1f} s in all, evaluations included")
+    rows = rows_of(folder / "first")
+    for row in rows:
+        if "eval" in row:
+            print(f"iteration {row['iteration']}: success {list(row['eval'].values())[0]}, "
+                  f"random and optimal {list(row['yardsticks'].values())[0]}")
+    print_times(rows)
+
+    first = f"ragen_mini.py --env frozenlake --device cpu --iterations {on_cpu} --eval-every {on_cpu}"
+    called(f"{first} --out OUT/cpu{also}", folder)
+    print(f"\nthe CPU of that machine, one thread: python {first}")
+    print_times(rows_of(folder / "cpu"))
+
+    called(f"{TWICE} {twice} --out OUT/at-once{also}", folder)
+    called(f"{TWICE} {stopped} --out OUT/resumed{also}", folder)
+    called(f"ragen_mini.py --resume OUT/resumed --iterations {twice}", folder)
+    print(f"\npython {TWICE} {twice}, and {stopped} of them, then --resume: columns that differ (at once, resumed)")
+    for one, other in zip(rows_of(folder / "at-once"), rows_of(folder / "resumed"), strict=True):
+        print(one["iteration"], {name: (x, other[name]) for name, x in one.items()
+                                 if x != other[name] and isinstance(x, float) and not name.startswith("seconds")})
+
+    print(f"\nwith `tiny` on {device}, several at once:", flush=True)
+    try_programs(folder)
+    shutil.rmtree(folder)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser("gpu.py")
     parser.add_argument("--model", help="folder of a real model")
     parser.add_argument("--shape", default="qwen", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--programs", action="store_true")
     for name, default in (("prompts", 8), ("rollouts", 16), ("tokens", 400)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args(argv)
     rm.need(rm.CUDA or args.device != "cuda", "there is no GPU here (--device cpu tries the program itself)")
+    device = torch.cuda.get_device_name() if rm.CUDA else "CPU"
+    if args.programs:
+        print(bench.about(device, "gpu.py"), flush=True)
+        return programs(device)
     args.random = not args.model
     weights = args.model
     if args.random:
         args.model = random_model(args.shape)
         weights = f"random weights, shape {args.shape}"
-    device = torch.cuda.get_device_name() if rm.CUDA else "CPU"
     print(f"{bench.about(device, 'gpu.py')}; {weights}", flush=True)
     check_ratios(args)
     alike = check_greedy(args)
     print(f"\n| {args.prompts} x {args.rollouts}, {args.tokens} tokens a turn, 5 turns | iteration | rollout | "
           "update | tokens a second of the rollout | tokens | peak memory |\n|---|---|---|---|---|---|---|", flush=True)
+    if args.random:
+        measure_unequal(args)
     for algo in ("ppo", "grpo"):
         measure(args, algo)
     measure_generate(args)
