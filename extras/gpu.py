@@ -236,7 +236,7 @@ def try_programs(folder):
         lines = pool.map(lambda commands: [called(command, folder) for command in commands], PROGRAMS + recipes)
     for commands, done in zip(PROGRAMS + recipes, lines):
         for command, (duration, result) in zip(commands, done):
-            print(f"exit code {result.returncode}: python {command}")
+            print(f"exit code {result.returncode}: python {command}", flush=True)
             if result.returncode:
                 print(result.stderr[-2000:])
 
