@@ -223,7 +223,8 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
-    need(not replaced or set(replaced) - UNUSED_BY[cfg.algo], f"--algo {cfg.algo} does not use {', '.join(replaced)}")
+    unused = "of_group" if cfg.algo == "ppo" else "gae"
+    need(set(replaced) != {unused}, f"--algo {cfg.algo} does not use {unused}")  # else it would be ignored, silently
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -303,7 +304,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
-    penalty = 0.0 * batch["reward"]
+    penalty = torch.zeros_like(batch["reward"])
     if models.ref:
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); world's tokens: 0
@@ -360,12 +361,11 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
     stats = Counter()
-    loss_of = models.loss or policy_loss
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss, was_clipped = (models.loss or policy_loss)(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         stats["clip_fraction"] += was_clipped.sum().item() / total
         part_loss = loss.sum() / total
         part_loss.backward()  # here, so that only one network's activations are in memory
@@ -465,7 +465,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP) | (watch(row, trajs, learned, models, cfg) == True)  # True alone: lambdas return rows
+            stop |= bool(STOP)
+            stop |= watch(row, trajs, learned, models, cfg) == True  # "== True", as a lambda may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -572,18 +573,17 @@ class KVCache:
     """Keys and values of ids[:traj.cached]. Unlike in transformers' caches, rows have lengths of their own.
     The model gets it as past_key_values, each layer calls `update`, nothing else. `read` sets rows, columns, used."""
     def __init__(self):
-        self.layers = {}  # layer -> keys and values (rows, 2, heads, columns, width)
+        self.layers = {}  # layer -> a table (rows, columns): each token's key and value, (2, heads, width)
 
-    def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> all of their rows
-        new = torch.stack((keys.to(values.dtype), values), 1)  # autocast leaves the keys fp32
-        stored = self.layers.get(layer, new[..., :0, :])  # before the first pass: no columns
-        missing = self.used - stored.shape[3]
+    def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
+        new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # autocast leaves the keys fp32
+        stored = self.layers.get(layer, new[:, :0])  # before the first pass: no columns
+        missing = self.used - stored.shape[1]
         if missing > 0:  # growing copies everything: so seldom, and by 64 more than needed
-            stored = nn.functional.pad(stored, (0, 0, 0, missing + 64))  # width as it is, more columns
+            stored = nn.functional.pad(stored, (0, 0) * 3 + (0, missing + 64))  # more columns; the other axes stay
         self.layers[layer] = stored
-        # both sides are (b, q, 2, heads, width): torch moves indexed axes to the front, `permute` those of `new`
-        stored[self.rows[:, None], :, :, self.columns] = new.permute(0, 3, 1, 2, 4)
-        return stored[..., :self.used, :].index_select(0, self.rows).unbind(1)
+        stored[self.rows[:, None], self.columns] = new
+        return stored[:, :self.used].index_select(0, self.rows).movedim(1, 3).unbind(1)
 
     def select(self, trajs):  # trajs[i] gets row i, a copy of the row that it used before
         for layer, stored in self.layers.items():
@@ -684,7 +684,7 @@ STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128 episodes, so one update: no clip
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
-UNUSED_BY = {"ppo": {"adv_norm", "of_group"}, "grpo": {"gamma", "lam", "critic_lr", "gae"}}  # what it ignores
+UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
 Share = Annotated[float, 0, 1]
 
