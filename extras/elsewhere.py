@@ -1,7 +1,7 @@
 """Does what was learnt carry over? Training as it is, but evaluated in other worlds, too:
 
     python extras/elsewhere.py --eval-envs bandit_test,bandit_rev --env bandit     any options of ragen_mini.py
-    python extras/elsewhere.py --eval-envs bandit_test --resume RUN
+    python extras/elsewhere.py --resume RUN                                        in the worlds of its log
 
 (One evaluation of a finished run needs no program: python ragen_mini.py --model RUN --env bandit_test --eval-only)
 """
@@ -30,28 +30,27 @@ def watch(row, trajs, learned, models, cfg):
         plots.add_lines(cfg.out, "samples.jsonl", samples)
 
 
-def own_option():  # sets NAMES; the other options stay on the command line, for ragen_mini.py
+def own_options():  # sets NAMES; the other options stay on the command line, for ragen_mini.py
     parser = argparse.ArgumentParser(usage="%(prog)s --eval-envs WORLD,... [options of ragen_mini.py, see there]",
                                      description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--eval-envs", default="", help="the other worlds, with commas between them")
     own, sys.argv[1:] = parser.parse_known_args()
     NAMES[:] = own.eval_envs.replace(",", " ").split()
-    rm.need(NAMES, "in which worlds? --eval-envs bandit_test,bandit_rev")
-    for name in NAMES:
-        envs.find_world(name)  # or say so before anything is trained
-    for option in sys.argv[1:]:
-        evaluates = option.replace("_", "-").startswith(("--pl", "--eval-o"))  # options may be cut short
-        rm.need(not evaluates, f"{option} is for ragen_mini.py: this program trains")
+    only = [option for option in sys.argv[1:] if option.replace("_", "-").startswith("--eval-o")]  # may be cut short
+    rm.need(not (NAMES and only), "--eval-only evaluates in --env alone: leave out --eval-envs")
 
 
 def train(cfg):
+    if cfg.resume and not NAMES:
+        NAMES[:] = plots.load(cfg.resume).yardsticks
+    rm.need(NAMES, "in which worlds? --eval-envs bandit_test,bandit_rev")
+    for name in NAMES:
+        envs.find_world(name)  # or say so before anything is trained
     rm.need(cfg.eval_every, "--eval-every 0: nothing would be evaluated")
-    result = rm.train(cfg, watch=watch)
-    print(f"(with --resume give --eval-envs {','.join(NAMES)}, too)")
-    return result
+    return rm.train(cfg, watch=watch)
 
 
 if __name__ == "__main__":
-    own_option()
+    own_options()
     rm.main(train)

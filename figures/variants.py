@@ -169,6 +169,8 @@ VARIANTS = {"large-eps": large_eps, "short-memory": short_memory, "only-won-grou
 
 if __name__ == "__main__":
     rm.need(len(sys.argv) > 1 and sys.argv[1] in VARIANTS, f"choose one of {', '.join(VARIANTS)}")
-    VARIANTS[sys.argv.pop(1)](elsewhere.settings())
+    variant = VARIANTS[sys.argv.pop(1)]
+    elsewhere.own_options()
+    variant(rm.parse_config())
     if rm.STOP:
         sys.exit(130)

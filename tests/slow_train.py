@@ -59,7 +59,7 @@ def test_evaluation_on_other_worlds(tmp_path, folder, capsys, monkeypatch):
     """extras/elsewhere.py"""
     others = ["sokoban_newvocab", "frozenlake"]
     monkeypatch.setattr(sys, "argv", ["elsewhere.py", "--eval-envs", "sokoban_newvocab, frozenlake, frozenlake, sokoban", "--env", "bandit"])
-    elsewhere.own_option()
+    elsewhere.own_options()
     assert sys.argv == ["elsewhere.py", "--env", "bandit"]
     rows = run(tmp_path / "run", "--env", "sokoban", "--iterations", 1, model=folder, watch=elsewhere.watch)
     for row in rows:

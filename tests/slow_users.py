@@ -249,12 +249,12 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume keeps its world, model, folder"),
     ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume keeps its world, model, folder"),
     ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
-    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only is for ragen_mini.py: this program trains"),
+    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only evaluates in --env alone"),
     ("extras/elsewhere.py --env bandit", "in which worlds?"),
     ("extras/elsewhere.py --env bandit --eval-envs bandit_rev --eval-every 0", "nothing would be evaluated"),
     ("extras/recipes.py rloo --env bandit --out {here}/run", "NotADirectoryError"),
     ("ragen_mini.py --resume {runs}/bandit/checkpoint", "give RUN, not RUN/checkpoint"),
-    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval_o", "--eval_o is for ragen_mini.py: this program trains"),
+    ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval_o", "--eval-only evaluates in --env alone"),
     ("extras/warm_start.py tiny out --env bandit --iter 5", "--iter is for ragen_mini.py: here nothing is learnt from rewards"),
     ("extras/warm_start.py tiny out --env bandit --eval-only", "are for ragen_mini.py: this program trains"),
     ("extras/warm_start.py tiny out --env bandit --lr=1e-4", "--lr is for ragen_mini.py: here nothing is learnt from rewards"),
@@ -411,11 +411,13 @@ def test_a_damaged_folder_is_one_line(spoil, command, says, runs, mistake):
     assert says in mistake(command)
 
 
-def test_elsewhere_says_what_its_next_command_needs(user):
+def test_elsewhere_goes_on_in_the_worlds_of_its_log(user):
     play = "--iterations 1 --prompts 2 --rollouts 2 --eval-prompts 2 --max-new-tokens 8 --out run"
     code, said, errors = user(f"extras/elsewhere.py --eval-envs bandit_test --env bandit --device cpu {play}")
-    assert code == 0 and said.endswith("(with --resume give --eval-envs bandit_test, too)\n"), errors
-    assert user("extras/elsewhere.py --resume run --iterations 2 --eval-envs bandit_test --device cpu")[0] == 0
+    assert code == 0 and "--resume 'run' --iterations 31" in said, errors
+    for command in ("--resume run --iterations 2", "--model run --play 8"):  # both are printed above
+        assert user(f"extras/elsewhere.py {command} --device cpu")[0] == 0
+    assert all(list(row["eval"]) == ["bandit", "bandit_test"] for row in rows_of("run") if "eval" in row)
 
 
 def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):

@@ -1,5 +1,6 @@
 """figures/variants.py: what it measures, against the definition; and what each variant changes."""
 import math
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, rows_of
 
 sys.path.insert(0, str(ROOT / "figures"))
 
@@ -209,3 +210,11 @@ def test_a_free_critic(quick, monkeypatch):
     variants.free_critic(quick())
     x, old, ret = torch.tensor([[1.0], [0.0], [2.0]])
     assert rm.value_loss(x, old, ret).item() == 0.5, "unclipped: (1 - 2)^2 / 2"
+
+
+def test_the_command_line(tmp_path):
+    command = "figures/variants.py mutual-information --env bandit --eval-envs bandit_test --iterations 1 --device cpu"
+    result = subprocess.run([sys.executable, *command.split(), "--eval-prompts", "2", "--out", tmp_path / "run"], cwd=ROOT,
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert list(rows_of(tmp_path / "run")[1]["eval"]) == ["bandit", "bandit_test"]
