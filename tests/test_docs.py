@@ -1,5 +1,6 @@
 """What is written about the code is true of it: README, the arrows between files, the figures of the speed tables."""
 import ast
+import importlib
 import json
 import re
 import runpy
@@ -26,6 +27,24 @@ import smollm2
 
 README = (ROOT / "README.md").read_text()
 CORE = ("envs", "plots", "ragen_mini")
+
+
+PROGRAMS = {path.stem: path for folder in ("", "extras", "figures", "course", "tiny") for path in (ROOT / folder).glob("*.py")}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_names_only_what_its_neighbours_have(name, monkeypatch):
+    """`elsewhere.settings()`, say, after that function got another name. Not all of their mains run in a test."""
+    monkeypatch.setattr(sys, "path", [str(ROOT), *(str(ROOT / f) for f in ("extras", "figures", "course", "tiny")), *sys.path])
+    tree = ast.parse(PROGRAMS[name].read_text())
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) or isinstance(node, ast.ImportFrom) and node.module in ("extras", "figures"):
+            modules |= {alias.asname or alias.name: importlib.import_module(alias.name) for alias in node.names
+                        if alias.name in PROGRAMS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert hasattr(modules[node.value.id], node.attr), f"line {node.lineno}: {ast.unparse(node)}"
 
 
 @pytest.mark.parametrize("name", CORE)
