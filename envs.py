@@ -206,8 +206,8 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k is drawn (one box: 1 to 8, two: 4 to 16), then a state of layer k. If there is none, room *and* k
-        are drawn anew. Many rooms lack high layers, so small k are more frequent."""
+        k is drawn first (one box: 1 to 8, two: 4 to 16), then one of the states of layer k. If there is none,
+        room *and* k are drawn anew. Many rooms lack high layers, so small k are more frequent."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -218,8 +218,8 @@ class Sokoban(Env):
         fewest, most = (1, 8) if boxes == 1 else (4, 16)
         k = rng.integers(fewest, most + 1)
         for _ in range(k):  # from layer 0 to layer k
-            earlier = {before for state in layer for before in undo(state, floor)}
-            layer = sorted(earlier - visited)  # without those that need fewer
+            one_more = {before for state in layer for before in undo(state, floor)}
+            layer = sorted(one_more - visited)  # without those that need fewer
             visited.update(layer)
         if not layer:  # this room has no state that needs so many
             return None
@@ -255,7 +255,8 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the walls. Each step adds its cell and a neighbour (1.7, 0.35: from gym-sokoban)."""
+    """A random walk inside the walls, as in gym-sokoban: 1.7 steps for each row and column; one step in three may
+    turn. Each adds its cell and a neighbour."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)

@@ -39,7 +39,7 @@ STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` returned, once a slice -> dict
+def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` returned for each slice -> dict
     turns = []
     for traj in trajs:
         turns += traj.turns
@@ -57,8 +57,8 @@ def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` re
         "turns": len(turns) / len(trajs),
     }
     steps, kl = [], []
-    for batch, stats in learned:  # stats: a dict for each update
-        steps += stats
+    for batch, of_updates in learned:  # of_updates: a dict of statistics for each
+        steps += of_updates
         if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())
     if steps:
@@ -167,15 +167,15 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
 
 
 def draw_evaluations(ax, runs, world):  # with intervals, random and optimal play
-    yardsticks = set()  # pairs such as ("random", 0.2), each once
+    marks = set()  # pairs such as ("random", 0.2), each once
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(f"eval {world}")
         ax.plot(x, y, "-o", color=f"C{number}", lw=1, label=label)
         intervals = [envs.interval(success, run.config["eval_prompts"]) for success in y]
         low, high = np.array(intervals).reshape(-1, 2).T  # (-1, 2): there may be none
         ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
-        yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
-    for name, value in sorted(yardsticks):
+        marks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
+    for name, value in sorted(marks):
         ax.axhline(value, color="0.4", lw=1, ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
     ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
@@ -212,7 +212,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}")
     iterations, _ = run.series("iteration")
-    columns = fig.subplots(3, 2, sharex=True).T  # filled one after the other
+    columns = fig.subplots(3, 2, sharex=True).T  # of panels: SIGNALS go down the left one, then the right one
     for ax, metric in zip(columns.flat, SIGNALS):
         ax.plot(iterations, [row.get(metric) for row in run.rows], lw=1)  # None: a gap, such as without an update
         finish_panel(ax, metric)

@@ -11,7 +11,7 @@
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
     python ragen_mini.py --model RUN --play 8             see it play level 8
 
-Words
+Words (new to RL? read parts 3 and 4 of the tutorial first)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
@@ -20,7 +20,7 @@ Words
     iteration   one rollout (P = cfg.prompts groups) and its updates: gradient steps on E = cfg.update_size trajectories
     advantage   A, how much better than expected things went after a token
 
-New to RL? Tutorial, parts 3, 4. Below: episodes, playing, advantages, losses, loop, cache. Then files, settings: skip.
+Below: episodes, playing, advantages, losses, loop, cache; then files and settings: skip. What is logged: plots.py.
 cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
 groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -82,8 +82,8 @@ class Trajectory:
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # for `read` (below, the cache): its row there. At first a group shares one
-        self.cached = 0  # that row holds ids[:cached]; `sample` sets it
+        self.cache_row = group  # (only for the cache, far below:) its row there. At first a group shares one
+        self.cached = 0  # (the same:) that row holds ids[:cached]; `sample` sets it
 
     @property
     def R(self):  # eq. 2
@@ -187,7 +187,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # (<|im_end|>, eos)
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, eos
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` come last: they only make this fast)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
@@ -224,7 +224,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
     unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(set(replaced) != {unused}, f"--algo {cfg.algo} does not use {unused}")  # else it would be ignored, silently
+    need(set(replaced) != {unused}, f"--algo {cfg.algo} does not use {unused}")  # both: one of them is used
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -248,7 +248,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # else only KL, entropy (PPO: and errors of the critic, blown up by whitening) would count
+    return spread < 1e-4  # then no choice paid better, and only KL penalty, entropy bonus and noise would count
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -312,7 +312,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened by all tokens' mean and std
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened: the rewards' scale is gone
     else:  # expected: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -322,9 +322,9 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    goes along A grad log pi. As grad p = p grad log p, its mean is the gradient of the mean return: sum p R grad log p
-    = grad sum p R (tutorial, part 3). Later they allow for sampling by pi_old. If min takes clip(ratio) A: no gradient.
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At the first update all ratios
+    are 1, and a step goes along A grad log pi: why that raises the mean return, see tutorial, part 3. Later pi has left
+    pi_old, which sampled, and the ratio corrects for it. Where min takes clip(ratio) A, there is no gradient:
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -338,8 +338,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say old_value 0,
-    ret 2. Value 0.8 errs by 1.2, clipped 0.5 by 1.5: no gradient. Value -0.8 errs by 2.8, -0.5 by 2.5: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. From 0 to ret 2:
+    0.8 errs by 1.2, clipped (0.5) by 1.5: no gradient, it is far enough. -0.8 by 2.8, clipped by 2.5: pulled back."""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -545,7 +545,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
     ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids get pads (-) in front, as only the
-    last input gets logits. Pads go into columns *behind* the row's ids: no id looks there, later ids replace them.
+    last input gets logits. Pads go into columns *behind* the row's ids, where no id looks; later ids replace them.
         holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
         holds h, reads x (q is 3)   input - - x    into columns 2 3 1    then holds h x - -"""
     q = max(len(traj.ids) - traj.cached for traj in trajs)
@@ -560,7 +560,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         inputs = torch.tensor(inputs)  # (b,q)
         cache.columns = torch.tensor(columns)  # (b,q)
         cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
-        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used)
+        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): columns behind one's own
     with or_say(f"--model {cfg.model} cannot be used here"):
         output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
                         logits_to_keep=1, attention_mask=-1e30 * future)  # a mask that is added to the scores
@@ -573,11 +573,11 @@ class KVCache:
     """Keys and values of ids[:traj.cached]. Unlike in transformers' caches, rows have lengths of their own.
     The model gets it as past_key_values, each layer calls `update`, nothing else. `read` sets rows, columns, used."""
     def __init__(self):
-        self.layers = {}  # layer -> a table (rows, columns): each token's key and value, (2, heads, width)
+        self.layers = {}  # layer -> a table: for a row and a column the token's key and value, (2, heads, width)
 
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
-        new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # autocast leaves the keys fp32
-        stored = self.layers.get(layer, new[:, :0])  # before the first pass: no columns
+        new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # (b, q, 2, heads, width); keys were fp32
+        stored = self.layers.get(layer, new[:, :0])  # (rows, columns, 2, heads, width); at first no columns
         missing = self.used - stored.shape[1]
         if missing > 0:  # growing copies everything: so seldom, and by 64 more than needed
             stored = nn.functional.pad(stored, (0, 0) * 3 + (0, missing + 64))  # more columns; the other axes stay
