@@ -269,7 +269,8 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t.
+    next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t: unbiased,
+    but noisy. A smaller lambda trusts the next forecasts more than the rewards that came.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -305,10 +306,10 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
-    if models.ref:
+    if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
-        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); world's tokens: 0
-        penalty = -cfg.kl_coef * batch["kl"]  # in the rewards (App. B.2): earlier tokens pay, too
+        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); world's tokens: 0 - 0
+        penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
@@ -338,8 +339,10 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. From 0 to ret 2:
-    0.8 errs by 1.2, clipped (0.5) by 1.5: no gradient, it is far enough. -0.8 by 2.8, clipped by 2.5: pulled back."""
+    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say ret is 2:
+        old_value    value: error    clipped: error    the larger
+            0         0.8    1.2       0.5     1.5     clipped: no gradient, value moved far enough
+            0        -0.8    2.8      -0.5     2.5     not clipped: value is pulled back"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -465,7 +468,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)
-            stop |= bool(STOP)
+            stop |= bool(STOP)  # Ctrl-C
             stop |= watch(row, trajs, learned, models, cfg) == True  # "== True", as a lambda may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -544,27 +547,23 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids get pads (-) in front, as only the
-    last input gets logits. Pads go into columns *behind* the row's ids, where no id looks; later ids replace them.
-        holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
-        holds h, reads x (q is 3)   input - - x    into columns 2 3 1    then holds h x - -"""
-    q = max(len(traj.ids) - traj.cached for traj in trajs)
-    inputs, columns = [], []  # for each trajectory, q ids and their columns in the cache
-    for traj in trajs:
-        start, end = traj.cached, len(traj.ids)
-        pads = start + q - end
-        inputs.append([0] * pads + traj.ids[start:])
-        columns.append([*range(end, end + pads), *range(start, end)])
-    cache.used = max(map(max, columns)) + 1  # columns that this pass looks at
+    ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids than others end in pads (-). They
+    lie behind the row's ids, where no id looks, and later ids replace them:
+        holds h h h, reads a b c    input a b c    into columns 3 4 5    logits of c    then holds h h h a b c
+        holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x"""
+    new = [traj.ids[traj.cached:] for traj in trajs]
+    q = max(map(len, new))
+    cache.used = max(traj.cached for traj in trajs) + q  # columns that this pass looks at
     with torch.device(cfg.device):  # where these are made
-        inputs = torch.tensor(inputs)  # (b,q)
-        cache.columns = torch.tensor(columns)  # (b,q)
+        inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new])  # (b,q)
+        cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
         cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
         future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): columns behind one's own
+        places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)  # where logits are made
     with or_say(f"--model {cfg.model} cannot be used here"):
-        output = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
-                        logits_to_keep=1, attention_mask=-1e30 * future)  # a mask that is added to the scores
-    logp = (output.logits[:, -1].float() / cfg.temperature).log_softmax(-1)
+        logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=places,
+                        attention_mask=-1e30 * future).logits[range(len(trajs)), which]  # this mask is added to scores
+    logp = (logits.float() / cfg.temperature).log_softmax(-1)
     need(not logp.isnan().any(), NOT_FINITE)
     return logp
 
@@ -578,9 +577,8 @@ class KVCache:
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
         new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # (b, q, 2, heads, width); keys were fp32
         stored = self.layers.get(layer, new[:, :0])  # (rows, columns, 2, heads, width); at first no columns
-        missing = self.used - stored.shape[1]
-        if missing > 0:  # growing copies everything: so seldom, and by 64 more than needed
-            stored = nn.functional.pad(stored, (0, 0) * 3 + (0, missing + 64))  # more columns; the other axes stay
+        while stored.shape[1] < self.used:  # growing copies everything: so seldom, by 64 columns
+            stored = nn.functional.pad(stored, (0, 0) * 3 + (0, 64))  # the last three axes stay as they are
         self.layers[layer] = stored
         stored[self.rows[:, None], self.columns] = new
         return stored[:, :self.used].index_select(0, self.rows).movedim(1, 3).unbind(1)
@@ -712,7 +710,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: Share = 1.0  # ppo: discount, per token that the model wrote
-    lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
+    lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came, 0 the critic's next forecast
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
     update_size: Count = 32  # E: trajectories per update (the last gets the rest)
     epochs: Count = 1  # passes over the trajectories of an iteration

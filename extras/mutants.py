@@ -50,8 +50,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
          "clean_up_tokenization_spaces=False, skip_special_tokens=True)"),
         # the rollout
         ("greedy sampling", "torch.multinomial(next_logps.exp(), 1, generator=generator)", "next_logps.argmax(1, keepdim=True)"),
-        ("temperature forgotten in the rollout", "(output.logits[:, -1].float() / cfg.temperature)",
-         "output.logits[:, -1].float()"),
+        ("temperature forgotten in the rollout", "(logits.float() / cfg.temperature)", "logits.float()"),
+        ("a shorter message's pad is sampled from", ".logits[range(len(trajs)), which]", ".logits[:, -1]"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
         ("a boolean attention mask", "attention_mask=-1e30 * future", "attention_mask=~future"),
         ("a forbidden token has entropy nan", "logp.clamp(-1e4)", "logp"),

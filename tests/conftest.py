@@ -130,7 +130,7 @@ class Scripted(torch.nn.Module):
         self.turn = -1
         self.t = 0  # token of the answer
 
-    def forward(self, input_ids, past_key_values, **kwargs):
+    def forward(self, input_ids, past_key_values, logits_to_keep, **kwargs):
         keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 1)
         past_key_values.update(keys, keys, 0)  # it remembers nothing, but a cache wants to be filled
         self.t += 1
@@ -138,7 +138,7 @@ class Scripted(torch.nn.Module):
             self.turn += 1
             self.t = 0
         answer = self.answers[min(self.turn, len(self.answers) - 1)]
-        logits = torch.zeros(len(input_ids), 1, self.vocab)
+        logits = torch.zeros(len(input_ids), len(logits_to_keep), self.vocab)
         logits[:, :, answer[self.t % len(answer)]] = 50.0
         return SimpleNamespace(logits=logits)
 
