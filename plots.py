@@ -190,7 +190,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
     finish_panel(ax, metric)
 
 
-def neighbours(y):  # (n,) -> n arrays: each value with those around it: 5 in all (short runs fewer, long ones n / 20)
+def neighbours(y):  # (n,) -> n arrays: each value with those around it, 5 in all (long runs: n / 20, short ones: fewer)
     half = min(len(y) // 4, max(2, len(y) // 40))
     return [y[max(0, i - half):i + half + 1] for i in range(len(y))]
 

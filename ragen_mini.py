@@ -11,7 +11,7 @@
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
     python ragen_mini.py --model RUN --play 8             see it play level 8
 
-Words (new to RL? read parts 3 and 4 of the tutorial first)
+Words (new to RL? first the text of the tutorial's parts 3 and 4: half an hour)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
@@ -20,7 +20,7 @@ Words (new to RL? read parts 3 and 4 of the tutorial first)
     iteration   one rollout (P = cfg.prompts groups) and its updates: gradient steps on E = cfg.update_size trajectories
     advantage   A, how much better than expected things went after a token
 
-Below: episodes, playing, advantages, losses, loop, cache; then files and settings: skip. What is logged: plots.py.
+Below: episodes, playing, advantages, losses, loop, cache; then files, settings: skip all but Config. The log: plots.py.
 cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
 groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -187,7 +187,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>, eos
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # [0]: see encode
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` come last: they only make this fast)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
@@ -224,7 +224,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
     unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(set(replaced) != {unused}, f"--algo {cfg.algo} does not use {unused}")  # both: one of them is used
+    need(set(replaced) != {unused}, f"--algo {cfg.algo} does not use {unused}")  # (both may be given)
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -270,12 +270,13 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
     next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t: unbiased,
-    but noisy. A smaller lambda trusts the next forecasts more than the rewards that came.
+    but noisy. A smaller lambda trusts the next forecasts more than the rewards that came. With both at 1:
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
         delta_t = r_t + gamma v_next - v_t     delta       0.1        0.3       -         0.4
         A_t     = delta_t + gamma lambda A_next    A       0.8        0.7       -         0.4
+        the critic's target: v + A                ret      1          1         -         1
     NOTE: the world's tokens are no steps. At m3 nothing is discounted: next_value and next_advantage stay."""
     advantage = torch.zeros_like(value)
     next_advantage = next_value = torch.zeros_like(value[:, 0])  # after the last token nothing comes
@@ -285,7 +286,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
         next_advantage = torch.where(wrote, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(wrote, value[:, t], next_value)
         advantage[:, t] = next_advantage * wrote  # by now it is A_t
-    return advantage, (advantage + value) * mask  # the critic's target: forecast + how much better it went
+    return advantage, (advantage + value) * mask
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
@@ -301,7 +302,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
     """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. Subtracting c changes no mean
-    gradient, only noise, if c does not depend on which token a was chosen (the critic has not read it yet):
+    gradient, only noise, if c does not depend on the token a (the critic has not read it; of GRPO's mean see above):
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -404,7 +405,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 (the first maximum): 0 1 1 0 1 0 -> 5
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # length + 1: columns to ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: columns to ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -450,8 +451,8 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` given instead of ours returns what ours does. `rollout` plays evaluations, too (N = 1).
-    watch(row, trajs, ...) sees a row (0: no trajs) before it is logged. It may add columns, or return True to stop."""
-    cfg = replace(cfg)  # a copy: settings that were changed by hand count
+    watch(row, trajs, ...) sees a row before it is logged (row 0: without trajs), may add to it, return True to stop."""
+    cfg = replace(cfg)  # a copy, made by __init__: so settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     cfg, rows, lock = open_run(models, cfg)  # rows: of the log so far, none if it is new
@@ -550,7 +551,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids than others end in pads (-). They
     lie behind the row's ids, where no id looks, and later ids replace them:
         holds h h h, reads a b c    input a b c    into columns 3 4 5    logits of c    then holds h h h a b c
-        holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x"""
+        holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x
+    Logits are large, so they are made only at places where some row's new ids end, and each row takes its own."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     cache.used = max(traj.cached for traj in trajs) + q  # columns that this pass looks at
@@ -559,7 +561,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
         cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
         future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): columns behind one's own
-        places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)  # where logits are made
+        places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)  # above: [0 2], [1 0]
     with or_say(f"--model {cfg.model} cannot be used here"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=places,
                         attention_mask=-1e30 * future).logits[range(len(trajs)), which]  # this mask is added to scores
@@ -575,7 +577,7 @@ class KVCache:
         self.layers = {}  # layer -> a table: for a row and a column the token's key and value, (2, heads, width)
 
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
-        new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # (b, q, 2, heads, width); keys were fp32
+        new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # (b,q,2,heads,width); keys may be fp32
         stored = self.layers.get(layer, new[:, :0])  # (rows, columns, 2, heads, width); at first no columns
         while stored.shape[1] < self.used:  # growing copies everything: so seldom, by 64 columns
             stored = nn.functional.pad(stored, (0, 0) * 3 + (0, 64))  # the last three axes stay as they are
