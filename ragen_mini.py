@@ -269,8 +269,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *whose token the model wrote*. If gamma = lambda = 1, A_t = rewards to come - v_t: unbiased,
-    but noisy. A smaller lambda trusts the next forecasts more than the rewards that came. With both at 1:
+    next: the next column *whose token the model wrote*. If gamma = lambda = 1 (below), A_t = rewards to come - v_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -611,7 +610,8 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
-    need(folder.is_dir() or not folder.parent.is_dir(), f"--model {folder}: no such folder (the hub has owner/name)")
+    need(Path(folder, "config.json").is_file() or not folder.parent.is_dir(),
+         f"--model {folder}: there is no such folder with a model's config.json (the hub has owner/name)")
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
@@ -712,7 +712,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
     gamma: Share = 1.0  # ppo: discount, per token that the model wrote
-    lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came, 0 the critic's next forecast
+    lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
     update_size: Count = 32  # E: trajectories per update (the last gets the rest)
     epochs: Count = 1  # passes over the trajectories of an iteration
