@@ -255,8 +255,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the walls, as in gym-sokoban: 1.7 steps for each row and column; one step in three may
-    turn. Each adds its cell and a neighbour."""
+    """A random walk inside the walls, and neighbours of its cells (its length and turns are gym-sokoban's)."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)

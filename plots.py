@@ -57,7 +57,7 @@ def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` re
         "turns": len(turns) / len(trajs),
     }
     steps, kl = [], []
-    for batch, of_updates in learned:  # of_updates: a dict of statistics for each
+    for batch, of_updates in learned:  # of_updates: a list, for each update a dict. No update: ({}, [])
         steps += of_updates
         if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())
@@ -214,7 +214,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     iterations, _ = run.series("iteration")
     columns = fig.subplots(3, 2, sharex=True).T  # of panels: SIGNALS go down the left one, then the right one
     for ax, metric in zip(columns.flat, SIGNALS):
-        ax.plot(iterations, [row.get(metric) for row in run.rows], lw=1)  # None: a gap, such as without an update
+        ax.plot(iterations, [row.get(metric) for row in run.rows], ".-", lw=1, ms=2)  # None: a gap (no update)
         finish_panel(ax, metric)
         ax.axvline(peak_at, color="0.4", lw=1, ls=":")
         if collapsed_at is not None:

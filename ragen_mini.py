@@ -25,6 +25,7 @@ cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longes
 groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
 import argparse
+import contextlib
 import copy
 import functools
 import inspect
@@ -77,7 +78,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's (above: of two Sokoban moves) is on its last token: the whole answer led to it
+        self.reward = []  # a turn's reward is on its last token: all of the answer led to it (above: two Sokoban moves)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -137,7 +138,7 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change t
     return tok(rendered + first_tag, add_special_tokens=False).input_ids
 
 
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text without our tags, so nothing can be nested
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text: no tag of ours begins at any character
 SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
 
 
@@ -224,7 +225,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
     unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(set(replaced) != {unused}, f"--algo {cfg.algo} does not use {unused}")  # (both may be given)
+    need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -259,7 +260,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: the mask loses its first entry. If it lost its last one, 0 0 1 1 0, a2 and m3 would be trained."""
+    NOTE: the mask loses its first entry. If it lost its last, 0 0 1 1 0, a2 and m3 would be trained, not a1 a2 a3."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
@@ -300,8 +301,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. Subtracting c changes no mean
-    gradient, only noise, if c does not depend on the token a (the critic has not read it; of GRPO's mean see above):
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. If p is an episode's probability:
+        gradient of the mean return  =  grad sum p R  =  sum p R grad log p, the mean of R grad log p
+    Subtracting c changes only the noise of this mean, if c does not depend on the token a (the critic has not read it):
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -323,9 +325,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At the first update all ratios
-    are 1, and a step goes along A grad log pi: why that raises the mean return, see tutorial, part 3. Later pi has left
-    pi_old, which sampled, and the ratio corrects for it. Where min takes clip(ratio) A, there is no gradient:
+    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
+    along A grad log pi. Later pi has left pi_old, and ratios correct for it. If min takes clip(ratio) A: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -340,9 +341,9 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say ret is 2:
-        old_value    value: error    clipped: error    the larger
-            0         0.8    1.2       0.5     1.5     clipped: no gradient, value moved far enough
-            0        -0.8    2.8      -0.5     2.5     not clipped: value is pulled back"""
+        old_value    value    its error    clipped    its error    the larger
+            0         0.8        1.2         0.5         1.5       clipped: no gradient, value moved far enough
+            0        -0.8        2.8        -0.5         2.5       value's own: it is pulled back"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
@@ -362,7 +363,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
 @autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after it
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
-    add up to the update's mean. NOTE: all tokens weigh the same. Eq. 4 and 6 first take each trajectory's mean."""
+    add up to the update's mean. NOTE: all tokens weigh the same: long episodes count more than in eq. 4 and 6."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -446,20 +447,16 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 # ----------------------------------------------------------------------------- the loop, evaluation
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
+BAR = "{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}"
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """A `learn` or `rollout` given instead of ours returns what ours does. `rollout` plays evaluations, too (N = 1).
     watch(row, trajs, ...) sees a row before it is logged (row 0: without trajs), may add to it, return True to stop."""
-    cfg = replace(cfg)  # a copy, made by __init__: so settings changed by hand count
+    cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
-    cfg, rows, lock = open_run(models, cfg)  # rows: of the log so far, none if it is new
-    bar = tqdm(total=cfg.iterations,
-               initial=len(rows[1:]), bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}")
-    STOP.clear()
-    old_handler = signal(SIGINT, ask_to_stop)
-    try:
+    with open_run(models, cfg) as (cfg, rows), tqdm(total=cfg.iterations, initial=len(rows[1:]), bar_format=BAR) as bar:
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
@@ -478,10 +475,6 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 bar.set_postfix_str(f"won {row['success']:.2f}, valid {row['valid']:.2f} ({cfg.prompts} train levels)")
             if stop:
                 break
-    finally:
-        signal(SIGINT, old_handler)
-        bar.close()
-        lock.release()
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
     if plots.is_dead(rows):
         end = f"ended at {i}, as all returns had become equal. Look: python plots.py collapse {cfg.out!r}"
@@ -551,7 +544,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     lie behind the row's ids, where no id looks, and later ids replace them:
         holds h h h, reads a b c    input a b c    into columns 3 4 5    logits of c    then holds h h h a b c
         holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x
-    Logits are large, so they are made only at places where some row's new ids end, and each row takes its own."""
+    Logits are large, so they are made only where some row's new ids end: here places = [0 2], which = [1 0]."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     cache.used = max(traj.cached for traj in trajs) + q  # columns that this pass looks at
@@ -560,7 +553,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
         cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
         future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): columns behind one's own
-        places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)  # above: [0 2], [1 0]
+        places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=places,
                         attention_mask=-1e30 * future).logits[range(len(trajs)), which]  # this mask is added to scores
@@ -570,8 +563,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of ids[:traj.cached]. Unlike in transformers' caches, rows have lengths of their own.
-    The model gets it as past_key_values, each layer calls `update`, nothing else. `read` sets rows, columns, used."""
+    """Keys and values of ids[:traj.cached]. Each layer of the model calls `update`. `read` sets rows, columns, used."""
     def __init__(self):
         self.layers = {}  # layer -> a table: for a row and a column the token's key and value, (2, heads, width)
 
@@ -630,8 +622,10 @@ def load_models(cfg):
     return Models(policy, critic, ref, None, tok)
 
 
-def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far, a lock that the caller keeps
-    """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log."""
+@contextlib.contextmanager
+def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log so far (none if it is new)
+    """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log. Until the
+    `with` ends, the folder is locked, and Ctrl-C only asks to stop."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = list(map(json.loads, log.splitlines()))  # one for each iteration, from 0
     need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: give a larger --iterations")
@@ -649,7 +643,13 @@ def open_run(models, cfg):  # -> cfg with its folder, the rows of the log so far
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
     print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
           f"{' (the name was taken)' if number > 1 else ''}, from {len(rows)} on")
-    return cfg, rows, lock
+    STOP.clear()
+    old_handler = signal(SIGINT, ask_to_stop)
+    try:
+        yield cfg, rows
+    finally:
+        signal(SIGINT, old_handler)
+        lock.release()
 
 
 def save(models, cfg):

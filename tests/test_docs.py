@@ -309,9 +309,9 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == late, "the rule in updates counts as many"
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late) = table
-    assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) and "a quarter of the groups makes a quarter of the updates" in section
+    assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) and "it makes a quarter of the updates" in section
     assert f"After 400 iterations: PPO {ppo_late}, StarPO-S {s_early}. A cure?" in section
-    assert f"After 1,600 iterations StarPO-S has made as many: {s_late}." in section
+    assert f"After 1,600 iterations it has made as many: {s_late}." in section
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
