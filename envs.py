@@ -206,8 +206,8 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k is drawn first (one box: 1 to 8, two: 4 to 16), then one of the states of layer k. If there is none,
-        room *and* k are drawn anew. Many rooms lack high layers, so small k are more frequent."""
+        k (one box: 1 to 8, two: 4 to 16) and then one of layer k's states are drawn. If there is none, room *and*
+        k are drawn anew. Many rooms lack high layers, so small k are more frequent."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None

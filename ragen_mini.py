@@ -138,7 +138,7 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change t
     return tok(rendered + first_tag, add_special_tokens=False).input_ids
 
 
-PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any text: no tag of ours begins at any character
+PLAIN = r"((?:(?!</?think>|</?answer>).)*)"  # any characters, none of which begins one of our tags
 SHAPE = re.compile(rf"(<think>{PLAIN}</think>\s*)?<answer>(?P<actions>{PLAIN})</answer>\s*", re.S)
 
 
@@ -190,7 +190,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # [0]: see encode
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # what the model has read so far. (It and `read` come last: they only make this fast)
+    cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
     cache.select(trajs)  # now each has a row of its own, a copy of its group's
     live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
@@ -301,9 +301,10 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. If p is an episode's probability:
-        gradient of the mean return  =  grad sum p R  =  sum p R grad log p, the mean of R grad log p
-    Subtracting c changes only the noise of this mean, if c does not depend on the token a (the critic has not read it):
+    """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. p: an episode's probability;
+    log p is a sum of its tokens' log pi, and of what no weight changes. The gradient of the mean return is a mean, too:
+        grad sum p R  =  sum p R grad log p  =  the mean of R grad log p
+    Subtracting c changes only its noise if c does not depend on the token a (the critic has not read it; GRPO: above):
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -326,7 +327,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    along A grad log pi. Later pi has left pi_old, and ratios correct for it. If min takes clip(ratio) A: no gradient.
+    along A grad log pi. Later pi has left pi_old, and ratios correct for it. If clip(ratio) A is less: no gradient.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -540,8 +541,8 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest. Rows with fewer new ids than others end in pads (-). They
-    lie behind the row's ids, where no id looks, and later ids replace them:
+    ids[cached:] are read, because the cache holds the rest: a row for each episode, a column for each position in it.
+    Rows with fewer new ids than others end in pads (-), behind their ids, where no id looks. Later ids replace them:
         holds h h h, reads a b c    input a b c    into columns 3 4 5    logits of c    then holds h h h a b c
         holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x
     Logits are large, so they are made only where some row's new ids end: here places = [0 2], which = [1 0]."""
@@ -556,7 +557,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=places,
-                        attention_mask=-1e30 * future).logits[range(len(trajs)), which]  # this mask is added to scores
+                        attention_mask=-1e30 * future).logits[range(len(trajs)), which]  # added to scores
     logp = (logits.float() / cfg.temperature).log_softmax(-1)
     need(not logp.isnan().any(), NOT_FINITE)
     return logp
@@ -624,8 +625,7 @@ def load_models(cfg):
 
 @contextlib.contextmanager
 def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log so far (none if it is new)
-    """Makes a new folder, so no run is overwritten. With --resume, takes that run's folder and saved log. Until the
-    `with` ends, the folder is locked, and Ctrl-C only asks to stop."""
+    """Makes a new folder, or takes that of --resume. Inside the `with` it is locked, Ctrl-C only asks to stop."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = list(map(json.loads, log.splitlines()))  # one for each iteration, from 0
     need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: give a larger --iterations")
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(blanks part tokens: 1 0 is 10. random, optimal: their chance on this level)")
+            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: their chance here)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
