@@ -302,9 +302,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
     """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. p: an episode's probability;
-    log p is a sum of its tokens' log pi, and of what no weight changes. The gradient of the mean return is a mean, too:
+    log p is the sum of its tokens' log pi and of the world's dice, without weights. So the mean return's gradient is:
         grad sum p R  =  sum p R grad log p  =  the mean of R grad log p
-    Subtracting c changes only its noise if c does not depend on the token a (the critic has not read it; GRPO: above):
+    Subtracting c changes only its noise if c does not depend on the token a (earlier rewards; a critic before a):
         the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -316,7 +316,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # expected: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened: the rewards' scale is gone
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened, by all episodes' mean and std
     else:  # expected: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -603,7 +603,7 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
-    need(Path(folder, "config.json").is_file() or not folder.parent.is_dir(),
+    need(any(folder.glob("*config.json")) or not folder.parent.is_dir(),  # adapter_config.json, too
          f"--model {folder}: there is no such folder with a model's config.json (the hub has owner/name)")
     critic = None
     with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):

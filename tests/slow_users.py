@@ -397,7 +397,7 @@ DAMAGE = [  # how, the command, what the user is told
     (text("checkpoint", ""), "ragen_mini.py --model run", "--model run cannot be loaded"),
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/tokenizer.json"), "ragen_mini.py --model run", "cannot be loaded"),
-    (delete("checkpoint/config.json"), "ragen_mini.py --model run", "--model run/checkpoint: there is no such folder with a model's config.json"),
+    (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
     (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
     (without_weights, "ragen_mini.py --model run", "--model run/checkpoint cannot be used: its files lack weights"),
