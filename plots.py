@@ -185,7 +185,7 @@ def draw_evaluations(ax, runs, world):  # with intervals, random and optimal pla
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(metric)
-        ax.plot(x, y, ".-", color=f"C{number}", lw=0.7, ms=2, alpha=0.7)
+        ax.plot(x, y, ".-", color=f"C{number}", lw=0.7, alpha=0.7)
         ax.plot(x, list(map(np.median, neighbours(y))), color=f"C{number}", lw=2, label=label)
     finish_panel(ax, metric)
 
@@ -196,6 +196,7 @@ def neighbours(y):  # (n,) -> n arrays: each value with those around it, 5 in al
 
 
 def finish_panel(ax, metric):
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(title=TITLES.get(metric, metric), xlabel="iteration")  # a column of your own: its name
     if metric.startswith("grad_norm"):
         ax.set_yscale("log")  # gradients vanish, and jump, by factors of a thousand
@@ -214,7 +215,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     iterations, _ = run.series("iteration")
     columns = fig.subplots(3, 2, sharex=True).T  # of panels: SIGNALS go down the left one, then the right one
     for ax, metric in zip(columns.flat, SIGNALS):
-        ax.plot(iterations, [row.get(metric) for row in run.rows], ".-", lw=1, ms=2)  # None: a gap (no update)
+        ax.plot(iterations, [row.get(metric) for row in run.rows], ".-", lw=1)  # None: a gap (no update)
         finish_panel(ax, metric)
         ax.axvline(peak_at, color="0.4", lw=1, ls=":")
         if collapsed_at is not None:

@@ -478,7 +478,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
     if plots.is_dead(rows):
-        end = f"ended at {i}, as all returns had become equal. Look: python plots.py collapse {cfg.out!r}"
+        end = f"ended at {i}: ten iterations of equal returns (a collapse?). Look: python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
@@ -535,7 +535,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
     STOP.append("SIGINT")
-    print("\nstopping after this iteration (saved). Again: now (--resume: from the last checkpoint)", file=sys.stderr)
+    print("\nstopping after this iteration, saved (again: at once, and back to the last checkpoint)", file=sys.stderr)
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
@@ -642,7 +642,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
     Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
     Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
     print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
-          f"{' (the name was taken)' if number > 1 else ''}, from {len(rows)} on")
+          f"{' (the name was taken)' if number > 1 else ''}, from iteration {len(rows)} on")
     STOP.clear()
     old_handler = signal(SIGINT, ask_to_stop)
     try:
@@ -670,7 +670,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} was begun as {state['origin']}, not as {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} began as {state['origin']}: go on so (not as {cfg.origin})")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
@@ -747,8 +747,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
             value = getattr(self, name)
             if kind is str or name == "play" and value is None:
                 continue
-            need(isinstance(value, (kind, int)) and least <= value <= most,
-                 f"--{name.replace('_', '-')} {value!r}: must be {kind.__name__}, {least:g} to {most:g}")
+            need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
+                 f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"--out {self.out}: give the name of a new folder")
@@ -772,7 +772,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         if "resume" in given:
             need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
-                 f"--resume keeps its world, model, folder, method, evaluation: leave them out, or give --model {run}")
+                 f"--resume RUN keeps world, model, folder, method, evaluation. For others: --model {run} alone")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # a run's settings; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: their chance here)")
+            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: on the same levels)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

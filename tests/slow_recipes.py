@@ -103,8 +103,8 @@ def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys
     assert "cost 0.5\n" in command(script, "--resume", run, "--iterations", "3"), "it is a setting like the others"
     assert "cost 0.001\n" in command(script, "--resume", run, "--iterations", "4", "--token-cost", "0.001")
     assert "frozenlake" in command(script, "--model", run, "--play", "0")
-    assert "--token-cost -1.0: must be float, 0 to 1e+15" in command(script, "--token-cost", "-1")
-    assert "--patience 2.0: must be float, 0 to 1" in command(script, "--patience", "2")
+    assert "--token-cost -1.0: must be a number, 0 to 1e+15" in command(script, "--token-cost", "-1")
+    assert "--patience 2.0: must be a number, 0 to 1" in command(script, "--patience", "2")
     assert "a script's own options?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
 
 

@@ -245,9 +245,9 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: give a larger --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: "),
-    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume keeps its world, model, folder"),
-    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume keeps its world, model, folder"),
-    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume keeps its world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume RUN keeps world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume RUN keeps world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume RUN keeps world, model, folder"),
     ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
     ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only evaluates in --env alone"),
     ("extras/elsewhere.py --env bandit", "in which worlds?"),
@@ -424,14 +424,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run was begun as bandit-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match="run was begun as bandit-grpo-seed0 by ragen_mini.py, not as frozenlake-ppo-seed0"):
+    assert "run began as bandit-grpo-seed0 by ragen_mini.py: go on so (not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match=r"run began as bandit-grpo-seed0 by ragen_mini.py: go on so \(not as frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
-    assert "by ragen_mini.py, not as bandit-grpo-seed0 by recipes.py rloo" in says
+    assert "by ragen_mini.py: go on so (not as bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run was begun as Guess-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run began as Guess-grpo-seed0 by ragen_mini.py: go on so (not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

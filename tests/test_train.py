@@ -330,9 +330,9 @@ def test_nothing_is_overwritten(tmp_path, bandit, capsys):
     run(f"{out}/", "--iterations", 1, "--eval-every", 0)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert len(rows_of(tmp_path / "run-2")) == 2
-    assert f"in {tmp_path / 'run-2'} (the name was taken), from 0 on" in capsys.readouterr().out
+    assert f"in {tmp_path / 'run-2'} (the name was taken), from iteration 0 on" in capsys.readouterr().out
     run(tmp_path / "new", "--iterations", 1, "--eval-every", 0)
-    assert f"in {tmp_path / 'new'}, from 0 on" in capsys.readouterr().out
+    assert f"in {tmp_path / 'new'}, from iteration 0 on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("done, wanted, said", [(1, 2, 2), (2, 2, 32), (29, 30, 30), (30, 30, 60)])
@@ -361,7 +361,7 @@ def last_line_of(done, wanted, bandit, tmp_path, monkeypatch, **columns):  # of 
 def test_the_last_line_of_a_dead_run_says_why(tmp_path, monkeypatch, capsys, bandit):
     last_line_of(10, 30, bandit[0], tmp_path, monkeypatch, updates=0)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"ended at 10, as all returns had become equal. Look: python plots.py collapse {str(tmp_path / 'a run')!r}")
+        f"ended at 10: ten iterations of equal returns (a collapse?). Look: python plots.py collapse {str(tmp_path / 'a run')!r}")
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
@@ -373,7 +373,7 @@ def test_a_run_that_goes_on_keeps_its_world(bandit):
     """Or a model that has learnt one would be trained in another, and saved over itself. Weights of another --model
     would not be used, only noted as the run's first ones."""
     for other in ("--env sokoban", f"--model {bandit[0]}", "--starpo-s", "--eval-prompts 9"):  # 9: intervals are of one number
-        with pytest.raises(envs.UserError, match="keeps its world, model, folder, method, evaluation"):
+        with pytest.raises(envs.UserError, match="keeps world, model, folder, method, evaluation"):
             rm.parse_config(["--resume", str(bandit[0]), *other.split()])
 
 
@@ -445,8 +445,8 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be float, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be float, 0 to 1"), ("--keep 7", "0 to 1"),
-    ("--temperature 0", "must be float, 1e-06 to"), ("--max-new-tokens 0", "must be int, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
+    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"), ("--keep 7", "0 to 1"),
+    ("--temperature 0", "must be a number, 1e-06 to"), ("--max-new-tokens 0", "must be a whole number, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on --device moon"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
