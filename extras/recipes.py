@@ -342,7 +342,9 @@ if __name__ == "__main__":
         about, *_ = inspect.getdoc(recipe).splitlines()
         table += f"{name:24}{about}\n"
     name = "".join(sys.argv[1:2])
-    wrong = f"no recipe {name!r}: " * bool(name.strip("-h"))
-    rm.need(name in RECIPES, f"{table}\n{wrong}choose one of these, such as python extras/recipes.py rloo --env bandit")
+    choose = "choose one of these, such as python extras/recipes.py rloo --env bandit"
+    if name in ("", "-h", "--help"):
+        sys.exit(print(f"{table}\n{choose}"))
+    rm.need(name in RECIPES, f"{table}\nno recipe {name!r}: {choose}")
     sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # whose run it is, for --resume
     rm.main(RECIPES[name])

@@ -152,7 +152,8 @@ def main(argv):
         models.policy = adapted(models.policy)
     teach_planning(models, cfg, args.lesson_lr, args.lessons)
     _, valid = warm_start(models, cfg, args.warm_lr)
-    rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid. Another --warm-lr?")
+    rm.need(valid >= ENOUGH, f"{STEPS} steps were too few: {valid:.2f} of the turns are valid, not {ENOUGH}. "
+            f"Nothing was saved. Try another --warm-lr than {args.warm_lr:g}")
     rm.evaluate(0, models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))
     if args.lora:
         models.policy = models.policy.merge_and_unload()

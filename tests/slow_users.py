@@ -303,6 +303,7 @@ def test_a_terminal_without_a_root_sign_shows_a_question_mark():
     ("ragen_mini.py --model {runs}/bandit/checkpoint/ --eval-only", "bandit 0."),
     ("extras/recipes.py rloo --model {runs}/bandit --play 7", "return "),
     ("extras/elsewhere.py --help", "--eval-envs EVAL_ENVS"),
+    ("extras/recipes.py --help", "choose one of these, such as"),
     ("ragen_mini.py --resume {runs}/bandit --iterations 2", "{runs}/bandit/curves.png")])
 def test_what_is_right_stays_right(command, prints, runs, user, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))

@@ -64,6 +64,6 @@ def test_mistakes_are_one_line(tmp_path, random_folder, monkeypatch):
     monkeypatch.setattr(warm_start, "STEPS", 1)
     with pytest.raises(UserError, match="exists: give another folder"):
         warm_start.main(["tiny", str(tmp_path), "--env", "bandit"])
-    with pytest.raises(UserError, match="1 steps were too few: 0.00 of the turns are valid"):
+    with pytest.raises(UserError, match="1 steps were too few: 0.00 of the turns are valid, not 0.9. Nothing was saved"):
         warm_start.main([random_folder, str(tmp_path / "out"), "--env", "bandit", *SMALL])
     assert not (tmp_path / "out").exists()
