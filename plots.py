@@ -21,12 +21,12 @@ from envs import need, or_say
 
 TITLES = {  # a column of log.jsonl (a metric): the title of its panel, with what to look for
     "reward": "mean return (training)\nan invalid turn costs 0.1",
-    "success": "success (training)\nfor long below half its peak: a collapse",
+    "success": "success (training)\ncollapse: for long below half its peak",
     "valid": "share of valid turns\ninvalid ones run no action",
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
     "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
-    "grad_norm_max": "largest gradient norm\nof the iteration's updates",
+    "grad_norm_max": "largest gradient norm\nof the updates, before it is clipped to 1",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
     "think_length": "words per thought\nnear 0: thoughts are empty",
