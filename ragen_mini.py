@@ -638,14 +638,14 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
     with or_say(f"cannot train in {out}: another process trains there, or you may not write there"):
         lock = filelock.FileLock(f"{out}/lock")
         lock.acquire(timeout=0)
-    cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
-    Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
-    Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # a class: its name
-    print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
-          f"{' (the name was taken)' if number > 1 else ''}, from iteration {len(rows)} on")
     STOP.clear()
     old_handler = signal(SIGINT, ask_to_stop)
     try:
+        cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
+        Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
+        Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # title: a class's
+        print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
+              f"{' (the name was taken)' if number > 1 else ''}, from iteration {len(rows)} on")
         yield cfg, rows
     finally:
         signal(SIGINT, old_handler)
