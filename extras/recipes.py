@@ -12,7 +12,8 @@ The ways in:
                              NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
     train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
                              advantages only, while filter, KL penalty and updates stay (also that there is none where each
-                             group's returns are equal). Another filter: write what mean_of_episodes does
+                             group's returns are equal). Another filter: hand rm.learn some of the groups, whole ones, in
+                             their order; or write what mean_of_episodes does
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
@@ -313,7 +314,10 @@ def share_beginning(network):
 
 def own_model(cfg):
     """A model that exists as an object only (here a random one, which says nothing valid).
-    It is saved once, so that critic and reference can be made of it, too."""
+    It is saved once, so that critic and reference can be made of it, too. What the program asks of a policy, as all causal
+    models of transformers have it: get_decoder(), get_output_embeddings(), save_pretrained(); and a call with input_ids,
+    position_ids, past_key_values (each layer calls its `update`), attention_mask (b,1,q,columns), which is added to the
+    scores, and logits_to_keep (places in the row). Whatever is done to logits after the head must not matter."""
     tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
     shape = transformers.LlamaConfig(
         vocab_size=len(tok),
