@@ -272,17 +272,19 @@ def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
         recipes.lora(cfg("--algo", "grpo", "--model", tmp_path / "run", "--out", tmp_path / "again"))
 
 
-def test_the_command_line(cfg, tmp_path, monkeypatch):
+def test_the_command_line(cfg, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["recipes.py", "said", *SMALL, "--iterations", "1", "--out", str(tmp_path / "run")])
     runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
     assert json.loads((tmp_path / "run/config.json").read_text())["env"].endswith("recipes.py:GoalLake")
     monkeypatch.setattr(sys, "argv", ["recipes.py", "said", "--resume", str(tmp_path / "run"), "--iterations", "2"])
     runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
     assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 3
-    for words in (["recipes.py"], ["recipes.py", "ppo"]):
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(UserError, match="rloo  .*leave-one-out"):
+    for words, said in (([], ""), (["--help"], ""), (["ppo"], "no recipe 'ppo': ")):
+        monkeypatch.setattr(sys, "argv", ["recipes.py", *words])
+        with pytest.raises(SystemExit) as stop:
             runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
+        told = stop.value.code or capsys.readouterr().out
+        assert re.search(f"rloo  .*leave-one-out[^$]*\n{said}choose one of these", told) and bool(stop.value.code) == bool(said)
 
 
 @pytest.mark.parametrize("env", ["bandit", "frozenlake", "sokoban"])
