@@ -43,7 +43,7 @@ def own_options():  # sets NAMES; the other options stay on the command line, fo
 
 def train(cfg):
     if cfg.resume and not NAMES:
-        NAMES[:] = plots.load(cfg.resume).yardsticks
+        NAMES[:] = [world for world in plots.load(cfg.resume).yardsticks if world != envs.title(cfg.env)]
     rm.need(NAMES, "in which worlds? --eval-envs bandit_test,bandit_rev")
     for name in NAMES:
         envs.find_world(name)  # or say so before anything is trained

@@ -419,6 +419,9 @@ def test_elsewhere_goes_on_in_the_worlds_of_its_log(user):
     for command in ("--resume run --iterations 2", "--model run --play 8"):  # both are printed above
         assert user(f"extras/elsewhere.py {command} --device cpu")[0] == 0
     assert all(list(row["eval"]) == ["bandit", "bandit_test"] for row in rows_of("run") if "eval" in row)
+    own = play.replace("run", "own")
+    for command in (f"--env {ROOT}/tests/my_world.py:Guess --eval-envs bandit {own}", "--resume own --iterations 2"):
+        assert user(f"extras/elsewhere.py {command} --device cpu")[0] == 0, "its own world's name is no option"
 
 
 def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
