@@ -11,7 +11,6 @@ memory. 4. The same rollout by `generate`, a turn at a time; and both with answe
 step: how long, how many kernels, and what if cuDNN's attention were not switched off?
 """
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import torch
 import transformers
 
 import bench
+import plots
 import ragen_mini as rm
 
 SHAPES = {  # Llama with attention_bias is Qwen2, but for the name
@@ -235,7 +235,7 @@ def try_programs(folder):
     with ThreadPoolExecutor(8) as pool:
         lines = pool.map(lambda commands: [called(command, folder) for command in commands], PROGRAMS + recipes)
     for commands, done in zip(PROGRAMS + recipes, lines):
-        for command, (duration, result) in zip(commands, done):
+        for command, (_, result) in zip(commands, done):
             print(f"exit code {result.returncode}: python {command}", flush=True)
             if result.returncode:
                 print(result.stderr[-2000:])
@@ -248,14 +248,10 @@ def called(command, folder):  # -> seconds, what became of it
     return time.perf_counter() - start, result
 
 
-def rows_of(run):
-    return [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
-
-
 def print_times(rows):
     for row in rows[1:]:
-        print(f"iteration {row['iteration']}: rollout {row['seconds_rollout']:.2f} s, update {row['seconds_update']:.2f} s, "
-              f"{row['tokens']} tokens")
+        print(f"iteration {row['iteration']}: rollout {row['seconds_rollout']:.2f} s, "
+              f"update {row['seconds_update']:.2f} s, {row['tokens']} tokens")
 
 
 def programs(device, iterations=(30, 4, 4, 2), also=""):  # also: options that make a test short
@@ -264,23 +260,23 @@ def programs(device, iterations=(30, 4, 4, 2), also=""):  # also: options that m
     first = f"ragen_mini.py --env frozenlake --iterations {whole}"
     duration, _ = called(f"{first} --out OUT/first{also}", folder)
     print(f"\npython {first}: {duration:.1f} s in all, evaluations included")
-    rows = rows_of(folder / "first")
+    rows = plots.load(folder / "first").rows
     for row in rows:
         if "eval" in row:
-            print(f"iteration {row['iteration']}: success {list(row['eval'].values())[0]}, "
-                  f"random and optimal {list(row['yardsticks'].values())[0]}")
+            print(f"iteration {row['iteration']}: success {row['eval']['frozenlake']}, "
+                  f"random and optimal {row['yardsticks']['frozenlake']}")
     print_times(rows)
 
     first = f"ragen_mini.py --env frozenlake --device cpu --iterations {on_cpu} --eval-every {on_cpu}"
     called(f"{first} --out OUT/cpu{also}", folder)
     print(f"\nthe CPU of that machine, one thread: python {first}")
-    print_times(rows_of(folder / "cpu"))
+    print_times(plots.load(folder / "cpu").rows)
 
     called(f"{TWICE} {twice} --out OUT/at-once{also}", folder)
     called(f"{TWICE} {stopped} --out OUT/resumed{also}", folder)
     called(f"ragen_mini.py --resume OUT/resumed --iterations {twice}", folder)
     print(f"\npython {TWICE} {twice}, and {stopped} of them, then --resume: columns that differ (at once, resumed)")
-    for one, other in zip(rows_of(folder / "at-once"), rows_of(folder / "resumed"), strict=True):
+    for one, other in zip(plots.load(folder / "at-once").rows, plots.load(folder / "resumed").rows, strict=True):
         print(one["iteration"], {name: (x, other[name]) for name, x in one.items()
                                  if x != other[name] and isinstance(x, float) and not name.startswith("seconds")})
 
