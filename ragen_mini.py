@@ -83,8 +83,8 @@ class Trajectory:
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # (only for the cache, far below:) its row there. At first a group shares one
-        self.cached = 0  # (the same:) that row holds ids[:cached]; `sample` sets it
+        self.cache_row = group  # its row in the cache (skip until `read`). At first a group shares one
+        self.cached = 0  # that row holds ids[:cached]; `sample` sets it
 
     @property
     def R(self):  # eq. 2
@@ -643,7 +643,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
     try:
         cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
         Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
-        Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # title: a class's
+        Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # class: its name
         print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
               f"{' (the name was taken)' if number > 1 else ''}, from iteration {len(rows)} on")
         yield cfg, rows
