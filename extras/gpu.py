@@ -3,7 +3,7 @@
     python extras/gpu.py                            a random model of Qwen2.5-0.5B's shape: no weights are needed
     python extras/gpu.py --model SmolLM2-FOLDER     a real one
     python extras/gpu.py --shape tiny --device cpu  everything once, as slow_gpu.py does it where no GPU is
-    python extras/gpu.py --programs                 instead: README's first command, --resume, extras, recipes with `tiny`
+    python extras/gpu.py --programs                 instead: README's first command, --resume, extras and recipes
 
 1. The log-probs of a rollout and of an update under bf16 autocast. 2. Greedy rollout and `generate`, token for token.
 3. Whole iterations, PPO and GRPO, 8 x 16 trajectories whose every turn has all its tokens: seconds, tokens a second,
