@@ -309,15 +309,16 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(file, f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS")
-    need(Path(file).is_file(), f"no world {name}: there is no file {file}")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS of a file that exists")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]
 
 
 @lru_cache  # running a file twice would define two different classes
-def run_file(file):
+def run_file(file):  # -> what it defines
+    if Path(file) == Path(sys.argv[0]):  # the world is in the script that is running
+        return vars(sys.modules["__main__"])
     sys.path.append(str(Path(file).parent))  # it may import its neighbours
     return runpy.run_path(file)
 

@@ -248,8 +248,8 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
-    spread = R.std(correction=0) if cfg.algo == "ppo" else R.std(1, correction=0).max()
-    return spread < 1e-4  # then no choice paid better, and only KL penalty, entropy bonus and noise would count
+    axis = None if cfg.algo == "ppo" else 1
+    return R.std(axis, correction=0).max() < 1e-4  # then only KL penalty, entropy bonus and noise would count
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -301,11 +301,9 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv": rewards to come (GRPO: the return) minus a baseline c, then scaled. p: an episode's probability;
-    log p is the sum of its tokens' log pi and of the world's dice, without weights. So the mean return's gradient is:
-        grad sum p R  =  sum p R grad log p  =  the mean of R grad log p
-    Subtracting c changes only its noise if c does not depend on the token a (earlier rewards; a critic before a):
-        the mean of c grad log pi  =  sum_a pi(a) c grad log pi(a)  =  c grad sum_a pi(a)  =  c grad 1  =  0"""
+    """Adds "adv", for each token: the rewards to come (GRPO: the return) minus what was expected, then scaled.
+    What was expected is a *baseline*: it may depend on all that came before the token, but not on the token. Then
+    subtracting it changes the noise of the gradient, not its mean (why: tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -371,6 +369,7 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
         loss, was_clipped = (models.loss or policy_loss)(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        assert loss.shape == logp.shape, "models.loss must return a number for each token, not their mean"
         stats["clip_fraction"] += was_clipped.sum().item() / total
         part_loss = loss.sum() / total
         part_loss.backward()  # here, so that only one network's activations are in memory
@@ -461,7 +460,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
-            stop = i == cfg.iterations or plots.is_dead(rows)
+            dead = plots.is_dead(rows)
+            stop = dead or i == cfg.iterations
             if cfg.eval_every and (stop or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
@@ -477,7 +477,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if stop:
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
-    if plots.is_dead(rows):
+    if dead:
         end = f"ended at {i}: ten iterations of equal returns (a collapse?). Look: python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
@@ -606,13 +606,12 @@ def load_models(cfg):
     need(any(folder.glob("*config.json")) or not folder.parent.is_dir(),  # adapter_config.json, too
          f"--model {folder}: there is no such folder with a model's config.json (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}, or not as critic (take --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
-            with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
-                critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
+            critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
             critic.to(cfg.device)
     need(not report["missing_keys"], f"--model {cfg.model} cannot be used: its files lack weights")
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
@@ -673,7 +672,7 @@ def restore(models, cfg):  # -> the log when it was saved
         need(state["origin"] == cfg.origin, f"{cfg.resume} began as {state['origin']}: go on so (not as {cfg.origin})")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
         for name, part in vars(models).items():
-            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
+            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saved no ref
                 part.load_state_dict(state[name])
         return state["log"]
 

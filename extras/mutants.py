@@ -85,7 +85,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         # losses
         ("a seam that the algorithm does not use is ignored", "need(unused not in replaced", "need(True"),
         ("the filter keeps 28 of 100 for 0.29", "int(keep * len(R) + 1e-9)", "int(keep * len(R))"),
-        ("GRPO compares over all groups", "R.std(1, correction=0).max()", "R.std(correction=0)"),
+        ("GRPO compares over all groups", "R.std(axis, correction=0)", "R.std(correction=0)"),
         ("the critic learns at a tenth", 'part["ret"][mask]).sum() / total', 'part["ret"][mask]).sum() / total / 10'),
         ("Adam with a shorter memory", "for network, lr in networks if network])",
          "for network, lr in networks if network], betas=(0.9, 0.99))"),

@@ -108,6 +108,33 @@ def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys
     assert "a script's own options?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
 
 
+WORLD_AND_MAIN = """
+import envs, ragen_mini as rm
+
+class Short(envs.FrozenLake):
+    actions = envs.FrozenLake.actions
+
+rm.main()  # without a guard
+"""
+
+
+def test_a_script_may_hold_the_world_that_it_trains(monkeypatch, tmp_path, capsys):
+    """It is not run again to find the class: that would train once more, inside of the first."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(WORLD_AND_MAIN)
+    monkeypatch.setattr(sys, "argv", ["./mine.py", *SMALL, "--env", "mine.py:Short", "--out", "run"])
+    runpy.run_path("./mine.py", run_name="__main__")
+    assert capsys.readouterr().out.count("tiny learns Short") == 1
+
+
+def test_a_loss_that_is_already_a_mean_is_refused(cfg):
+    """It would be divided by the number of tokens a second time."""
+    models = rm.load_models(cfg("--iterations", 1))
+    models.loss = lambda logp, entropy, old_logp, adv, cfg: (-(logp * adv).mean(), adv > 0)
+    with pytest.raises(AssertionError, match="a number for each token"):
+        rm.train(cfg("--iterations", 1), models)
+
+
 def test_cispo_is_ppo_where_ratios_are_1(cfg):
     def weights(train, *flags):
         _, models = train(cfg("--iterations", 1, "--update-size", 16, *flags))
