@@ -602,11 +602,11 @@ def load_models(cfg):
     if cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
-    folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
+    folder = Path(f"{cfg.source}")  # owner/name may be a hub id, unless there is a folder "owner"
     need(any(folder.glob("*config.json")) or not folder.parent.is_dir(),  # adapter_config.json, too
          f"--model {folder}: there is no such folder with a model's config.json (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}, or not as critic (take --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (or as a critic; GRPO needs none)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)

@@ -374,6 +374,11 @@ def without_template(run):
     file.write_text(json.dumps(settings))
 
 
+def without_a_model(run):
+    config = json.loads(Path(run, "config.json").read_text())
+    Path(run, "config.json").write_text(json.dumps(config | {"model": None}))
+
+
 def without_weights(run):
     file = Path(run, "checkpoint/model.safetensors")
     tensors = safetensors.torch.load_file(file)
@@ -401,6 +406,7 @@ DAMAGE = [  # how, the command, what the user is told
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
     (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
+    (without_a_model, "ragen_mini.py --resume run", "--model None: there is no such folder"),
     (without_weights, "ragen_mini.py --model run", "--model run/checkpoint cannot be used: its files lack weights"),
     (without_template, "ragen_mini.py --model run", "has no chat template: is it instruction-tuned, its folder whole?")]
 
