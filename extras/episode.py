@@ -71,13 +71,17 @@ def drawn(pairs):  # -> figure
     means = [np.mean([worth(sample) for sample in samples]) for samples in zip(*pairs)]
     sign, word = (1, "gained") if means[1] >= means[0] else (-1, "lost")
     before, after = max(pairs, key=lambda pair: shows_most(pair, sign))
+    turns = before["turns"] + after["turns"]
     height = max(len(before["turns"]), len(after["turns"])) + 1
-    a_turn = 7.3 * LINE / 72  # inches, for at most so many lines: see `write`
-    fig = matplotlib.figure.Figure(figsize=(9, a_turn * height + 0.6), layout="constrained")
-    fig.get_layout_engine().set(h_pad=0.1)  # turns do not touch
-    left, right = fig.add_gridspec(1, 2)
+    boards = any(is_board(rows_of(turn["state"])) for turn in turns)
+    lines = max(sum(map(len, lines_of(turn))) for turn in turns)
+    a_turn = max(1.4 if boards else 0, (lines + 2.3) * LINE / 72)  # all sizes in inches; the turn's number, blank lines
+    above, below = 0.3, 0.8  # title, explanation
+    whole = above + a_turn * height + below
+    fig = matplotlib.figure.Figure(figsize=(9, whole))
+    left, right = fig.add_gridspec(1, 2, left=0.02, right=0.99, wspace=0.04, top=1 - above / whole, bottom=below / whole)
     which = f"Of {len(pairs)} episodes (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most."
-    fig.supxlabel(f"{which}\n{key_to(before['env'])}", fontsize=9)
+    fig.supxlabel(f"{which}\n{key_to(before['env'])}", y=0.1 / whole, va="bottom", fontsize=9)
     draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
     return fig
@@ -126,7 +130,7 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
 
 
 def draw(fig, place, height, sample, title):  # turn by turn, downwards; the board, and what was said
-    grid = place.subgridspec(height, 2, width_ratios=[1, 1.7])
+    grid = place.subgridspec(height, 2, width_ratios=[1, 1.7], wspace=0.08, hspace=0.12)
     colours = COLOURS.get(sample["env"], {})
     for row, turn in enumerate(sample["turns"]):
         ax = fig.add_subplot(grid[row, 0])
@@ -174,7 +178,8 @@ def draw_board(ax, state, colours):
         rgb[place] = matplotlib.colors.to_rgb(colours[symbol])
         if symbol not in "_.#":
             write_symbol(ax, place, symbol, dark=rgb[place].mean() < 0.5)
-    ax.imshow(rgb)
+    ax.imshow(rgb, aspect="equal")
+    ax.set_anchor("NW")
     height, width = cells.shape
     for y in range(1, height):  # white lines between the cells
         ax.axhline(y - 0.5, color="w", lw=1.5)
@@ -203,16 +208,20 @@ def put(ax, line, text, **style):  # below so many lines
     ax.annotate(text, (0, 1), xycoords="axes fraction", xytext=(0, -LINE * line), textcoords="offset points", va="top", **style)
 
 
-def write(ax, number, turn):  # what the model said, and what it earned
-    put(ax, 0, f"turn {number}", color="0.4")
+def lines_of(turn):  # -> lines of its thought; of its answer and reward
     thought = re.sub(r" ([,.])", r"\1", plots.thought_of(turn))  # tiny writes a blank before each
     thought = textwrap.wrap(thought, LETTERS, max_lines=3, placeholder=" ...")
-    put(ax, 1, "\n".join(thought), style="italic")
     said = turn["answer"].partition("<answer>")[2].partition("</answer>")[0].strip() or "(no answer)"
     if not turn["valid"]:
         said = f"invalid: {said}"
-    lines = textwrap.wrap(said, LETTERS, max_lines=2, placeholder=" ...")
-    put(ax, 1.3 + len(thought), "\n".join([*lines, f"reward {turn['reward']:g}"]), **BOLD)
+    return thought, [*textwrap.wrap(said, LETTERS, max_lines=2, placeholder=" ..."), f"reward {turn['reward']:g}"]
+
+
+def write(ax, number, turn):  # what the model said, and what it earned
+    thought, answer = lines_of(turn)
+    put(ax, 0, f"turn {number}", color="0.4")
+    put(ax, 1, "\n".join(thought), style="italic")
+    put(ax, 1.3 + len(thought), "\n".join(answer), **BOLD)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,21 @@ def test_the_level_that_changed_most_is_shown_before_and_after(tmp_path, drawn):
     assert said.count("√") == 2 and said.count("P") == said.count("G") == 2, "before the answer, and after it"
 
 
+@pytest.mark.parametrize("world, states", [("frozenlake", LAKE), ("bandit", ["The arms are A and B.", "You pulled A."])])
+def test_boards_are_of_one_size_and_texts_do_not_meet(world, states, tmp_path, drawn):
+    """Three turns and one; the longest thought and answer that are shown; words alone need no board's height."""
+    before, after = sample(0, 0, 0.0, world, states), sample(20, 0, 1.0, world, states)
+    before["turns"] = [before["turns"][0] | {"answer": "<think>" + 40 * "long " + "</think><answer>" + 20 * "word " + "</answer>"}] * 3
+    episode.episode(str(written(tmp_path, [before, after])))
+    fig, = drawn
+    fig.canvas.draw()
+    boards = [ax for ax in fig.axes if ax.images]
+    sizes = [tuple(ax.get_window_extent().size.round(3)) for ax in boards]
+    assert len(boards) == (4 + 2 if world == "frozenlake" else 0) and len(set(sizes)) <= 1
+    texts = [text.get_window_extent() for ax in fig.axes for text in ax.texts]
+    assert len(texts) > 10 and not any(one.overlaps(other) for i, one in enumerate(texts) for other in texts[:i])
+
+
 def test_of_two_evaluations_in_one_iteration_the_later_one_is_shown(tmp_path, drawn):
     """The run was killed, and resumed with a lower rate: samples of the part that was lost are still in the file."""
     once, again = ([sample(20, level, R) for level in range(8)] for R in (9.0, 2.0))
