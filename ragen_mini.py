@@ -564,18 +564,18 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of ids[:traj.cached]. Each layer of the model calls `update`. `read` sets rows, columns, used."""
+    """Keys and values of ids[:traj.cached], side by side. transformers only calls `update`."""
     def __init__(self):
-        self.layers = {}  # layer -> a table: for a row and a column the token's key and value, (2, heads, width)
+        self.layers = {}  # layer -> table (rows, columns, heads, 2 * width). `read` sets rows, columns, used
 
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
-        new = torch.stack((keys.to(values.dtype), values), 1).movedim(3, 1)  # (b,q,2,heads,width); keys may be fp32
-        stored = self.layers.get(layer, new[:, :0])  # (rows, columns, 2, heads, width); at first no columns
+        new = torch.cat((keys.to(values.dtype), values), -1).transpose(1, 2)  # (b,q,heads,2*width)
+        stored = self.layers.get(layer, new[:, :0])  # at first it has no columns
         while stored.shape[1] < self.used:  # growing copies everything: so seldom, by 64 columns
-            stored = nn.functional.pad(stored, (0, 0) * 3 + (0, 64))  # the last three axes stay as they are
+            stored = nn.functional.pad(stored, [0] * 5 + [64])  # the last two axes stay as they are
         self.layers[layer] = stored
         stored[self.rows[:, None], self.columns] = new
-        return stored[:, :self.used].index_select(0, self.rows).movedim(1, 3).unbind(1)
+        return stored[:, :self.used].index_select(0, self.rows).transpose(1, 2).chunk(2, -1)
 
     def select(self, trajs):  # trajs[i] gets row i, a copy of the row that it used before
         for layer, stored in self.layers.items():
