@@ -85,14 +85,14 @@ class Env:
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level of a seed (cached: do not change it). Other seeds may draw the same level, so seeds
-    alone hold nothing out. Hence a hash marks a quarter of all levels (each with its initial state) as held out.
+    alone hold nothing out. So a hash marks a quarter of all levels (with their initial states) as held out.
     Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
         if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
             return drawn
-    raise UserError(f"{world.__name__}: no level. Are there few? Then split = False. Else draw returns None too often")
+    raise UserError(f"{world.__name__}: no level. If there are few: split = False. Else draw returns too many None")
 
 
 # ------------------------------------------------------------------------------------------- bandit
@@ -185,7 +185,7 @@ class FrozenLake(Env):
 
 # ------------------------------------------------------------------------------------------ sokoban
 class Sokoban(Env):
-    """Push every box onto a target: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
+    """Push boxes onto targets: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
     State: (player, boxes), the boxes sorted. Rewards: -0.1 for every action, +1 when a box is pushed onto a
     target, -1 when it is pushed off, +10 when all are on. One box, solved in n actions, pays 11 - 0.1 n."""
     actions = tuple(MOVES)
@@ -201,13 +201,13 @@ class Sokoban(Env):
 
     @staticmethod
     def draw(rng, size, boxes):
-        """Carve a room, put the boxes on the targets, and play *backwards*: so it can be solved. Layer k holds all
+        """Carve a room, put boxes on the targets, play *backwards*: so it can be solved. Layer k holds all
         states that need k actions, not fewer. In a corridor of four cells with the target at its right end:
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k (one box: 1 to 8, two: 4 to 16) and then one of layer k's states are drawn. If there is none, room *and*
-        k are drawn anew. Many rooms lack high layers, so small k are more frequent."""
+        k (one box: 1 to 8, two: 4 to 16) and then one of layer k's states are drawn. If there is none, room
+        *and* k are drawn anew. Many rooms lack high layers, so small k are more frequent."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -255,7 +255,7 @@ class Sokoban(Env):
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the walls, and neighbours of its cells (its length and turns are gym-sokoban's)."""
+    """A random walk inside the walls, and neighbours of its cells (length and turns are gym-sokoban's)."""
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)
@@ -309,7 +309,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS of a file that exists")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or an existing FILE.py:CLASS")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
     return defined[class_name]
@@ -333,7 +333,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the mean over outcomes of value(next state, 0 if over, else left - 1)
-    In the room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees every state, a model one each turn."""
+    In the room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees all states, a model one a turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache
@@ -379,7 +379,7 @@ def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
 
 # ------------------------------------------------------------------------------ what users are told
 class UserError(SystemExit):
-    """A user's mistake: it ends the program, with this message. Not an Exception: `or_say` does not catch it."""
+    """A user's mistake: ends the program with this message. Not an Exception: `or_say` does not catch it."""
 
 
 def need(condition, message):
@@ -388,7 +388,7 @@ def need(condition, message):
 
 
 def tell(text):  # above the progress bar
-    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `python ragen_mini.py | tee log`
+    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `ragen_mini.py | tee log`
         tqdm.write(text)
 
 

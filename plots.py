@@ -1,8 +1,8 @@
-"""What one sees of a run: its log, a verdict (did it collapse? is it dead, so that `train` ends it?), pictures.
+"""What one sees of a run: its log, a verdict (did it collapse? is it dead? then `train` ends it), pictures.
 
-    python plots.py curves RUN                          a dashboard of one run: RUN/curves.png
-    python plots.py curves RUN RUN ... --out both.png   several runs in one
-    python plots.py collapse RUN                        six signals, peak and collapse marked: RUN/collapse.png
+    python plots.py curves RUN                         a dashboard of one run: RUN/curves.png
+    python plots.py curves RUN RUN ... --out both.png  several runs in one
+    python plots.py collapse RUN                       six signals, peak and collapse marked: RUN/collapse.png
 """
 import argparse
 import json
@@ -25,8 +25,8 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel, with wha
     "valid": "share of valid turns\ninvalid ones run no action",
     "reward_std": "in-group return std\n0: each group's returns are equal",
     "entropy": "entropy per token\nfalls as the model decides",
-    "grad_norm": "mean gradient norm of the updates\nbefore it is clipped to 1",
-    "grad_norm_max": "largest gradient norm\nof the updates, before it is clipped to 1",
+    "grad_norm": "mean gradient norm of the updates\nthe policy's, before it is clipped to 1",
+    "grad_norm_max": "largest gradient norm\nthe policy's, before it is clipped to 1",
     "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
     "think_length": "words per thought\nnear 0: thoughts are empty",
@@ -115,7 +115,7 @@ COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a
 
 
 def is_dead(rows):  # no update in so many iterations: there was `nothing_to_compare`
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates": not dead so early
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead so early
 
 
 def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None
@@ -161,7 +161,7 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
         draw(fig.add_subplot(n_rows, per_row, place), runs, name)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)) + " (training: the thick line is the median of neighbours)")
-    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all panels have the same one
+    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
     fig.savefig(out)
     return out
 
@@ -190,7 +190,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
     finish_panel(ax, metric)
 
 
-def neighbours(y):  # (n,) -> n arrays: each value with those around it, 5 in all (long runs: n / 20, short ones: fewer)
+def neighbours(y):  # (n,) -> n arrays: a value and those around it, 5 in all (or n / 20; in short runs fewer)
     half = min(len(y) // 4, max(2, len(y) // 40))
     return [y[max(0, i - half):i + half + 1] for i in range(len(y))]
 

@@ -1,11 +1,11 @@
 """RAGEN / StarPO (arXiv 2504.20073) in one file: a language model learns to act by playing.
 
-    repeat:                                                                                        in the paper
+    repeat:                                                                                 in the paper
         trajs = rollout(...)              of each of P levels the model plays N episodes, a group
-        R     = returns(trajs)            the sum of each episode's rewards                        eq. 2
-        kept  = uncertainty_filter(R)     the groups whose returns differ most (by default all)    eq. 7
-        batch = compute_advantages(...)   how much better than expected was every token?           eq. 5; GAE (PPO)
-        updates(batch)                    gradient steps: better tokens grow likelier              eq. 4, 6
+        R     = returns(trajs)            the sum of each episode's rewards                 eq. 2
+        kept  = uncertainty_filter(R)     those whose returns differ most (by default all)  eq. 7
+        batch = compute_advantages(...)   how much better than expected was every token?    eq. 5; GAE (PPO)
+        updates(batch)                    gradient steps: better tokens grow likelier       eq. 4, 6
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
@@ -16,13 +16,13 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: half an hour)
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
     trajectory  an episode as tokens: message, answer, message, ... Its return R is the sum of its rewards
-    group       the N (cfg.rollouts) trajectories of one level: all begin with one message, the paper's "prompt"
-    iteration   one rollout (P = cfg.prompts groups) and its updates: gradient steps on E = cfg.update_size trajectories
+    group       the N (cfg.rollouts) trajectories of one level: all begin with one message, its "prompt"
+    iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-Below: episodes, playing, advantages, losses, loop, cache; then files, settings: skip all but Config. The log: plots.py.
-cfg is a Config, models a Models. Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k
-groups kept by the filter, b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
+Below: episodes, playing, advantages, losses, loop, cache. After it read Config and skip the rest.
+Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
+b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
 import argparse
 import contextlib
@@ -59,7 +59,7 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-NOT_FINITE = "stopped: log-probs or gradients are not finite. --resume RUN, a lower --lr (again? RUN is damaged)"
+NOT_FINITE = "stopped: log-probs or gradients not finite: --resume RUN, a lower --lr (again? RUN is damaged)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length: every token
 
@@ -68,17 +68,17 @@ torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew f
 class Trajectory:
     """Four lists, one entry per token. NOTE: `append` records who wrote a token. Do not guess it later
     from text or special tokens: the end of a turn and the padding may be the same token.
-        ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>    <|im_start|> user ...
-        mask      0            0        0          1   1   1      1         1             0            0
-        old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1           0            0
-        reward    0            0        0          0   0   0      0        -0.2           0            0"""
+        ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>   <|im_start|> user ...
+        mask      0            0        0          1   1   1      1         1            0            0
+        old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1          0            0
+        reward    0            0        0          0   0   0      0        -0.2          0            0"""
     def __init__(self, env, group, actions_left):
         self.env = env  # a world that has just been reset
         self.group = group  # the number of its group in the rollout
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token: all of the answer led to it (above: two Sokoban moves)
+        self.reward = []  # a turn's reward is on its last token: the whole answer led to it (above: 2 moves)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -108,7 +108,7 @@ def begin(seed, episode, group, tok, cfg):  # -> Trajectory that waits for its f
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """The first message states the task (tiny's template drops it), later ones the last reward. Then the state:
+    """The first message states the task (tiny's template drops it), others the last reward. Then the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -116,19 +116,19 @@ def message(env, cfg, actions_left, reward=None):  # -> text
         You have 10 actions left.                    You have 9 actions left."""
     if reward is None:
         thought = "" if cfg.no_think else "<think> your thoughts </think>"
-        head = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated by "
-                f"||. Write exactly {thought}<answer> action || action </answer> and nothing else.\n\n")
+        top = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, separated "
+               f"by ||. Write exactly {thought}<answer> action || action </answer> and nothing else.\n\n")
     else:
-        head = f"Reward: {round(reward, 3)}\n"  # 1.0, -0.1
-    return f"{head}State:\n{env.render()}\nYou have {actions_left} actions left."
+        top = f"Reward: {round(reward, 3)}\n"  # 1.0, -0.1
+    return f"{top}State:\n{env.render()}\nYou have {actions_left} actions left."
 
 
 @functools.lru_cache  # the episodes of a group often read the same message
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
-    encoded anew: their text might give other ids than were sampled. A dummy answer, "(seam)", marks where to cut:
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                   <- dropped
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  <- kept; ids[0] ends an answer"""
+    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", marks where to cut:
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                   dropped
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  kept. [0] ends answers"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -174,10 +174,10 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
     traj.turns.append(turn)
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
-        following = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
+        reply = encode(tok, cfg.first_tag, message(env, cfg, traj.actions_left, reward), after_answer=True)
         if traj.ids[-1] == ends[0]:  # the model wrote the end itself: do not repeat it
-            following = following[1:]
-        traj.append(following, sampled=False)
+            reply = reply[1:]
+        traj.append(reply, sampled=False)
 
 
 # ------------------------------------------------------------------------------------------ playing
@@ -188,10 +188,10 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # [0]: see encode
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # see encode
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
-    next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for its group
+    next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
     cache.select(trajs)  # now each has a row of its own, a copy of its group's
     live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
     while live:
@@ -223,7 +223,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO) instead of ours: see README."""
+    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README."""
     unused = "of_group" if cfg.algo == "ppo" else "gae"
     need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}")
     R = returns(trajs, cfg)  # (P,N)
@@ -260,7 +260,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: the mask loses its first entry. If it lost its last, 0 0 1 1 0, a2 and m3 would be trained, not a1 a2 a3."""
+    NOTE: the mask loses its first entry. If its last, 0 0 1 1 0, a2 and m3 would be trained, not a1 a2 a3."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *whose token the model wrote*. If gamma = lambda = 1 (below), A_t = rewards to come - v_t.
+    next: the next column *that the model wrote*. If gamma = lambda = 1 (below), A_t = rewards to come - v_t.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -291,8 +291,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 1 of 16
-    bandit pulls is risky, and the others pay 0.15. The risky one's A is 3.75 if it pays 1 (1 in 4), else -3.75: -1.9 on
-    average, though its arm is better. (R_i is in its own mean, unlike in RLOO: that only scales A, by 1 - 1/N.)"""
+    bandit pulls is risky; the others pay 0.15. Its A is 3.75 if it pays 1 (1 in 4), else -3.75: mean -1.9,
+    though its arm is better. (R_i is in its own mean, unlike in RLOO: that only scales A, by 1 - 1/N.)"""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -301,21 +301,20 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N) -> batch
-    """Adds "adv", for each token: the rewards to come (GRPO: the return) minus what was expected, then scaled.
-    What was expected is a *baseline*: it may depend on all that came before the token, but not on the token. Then
-    subtracting it changes the noise of the gradient, not its mean (why: tutorial, part 3)."""
+    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
+    must not depend on the token: then it changes the gradient's noise, not its mean (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
-        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); world's tokens: 0 - 0
+        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
-    if cfg.algo == "ppo":  # expected: the critic's forecast
+    if cfg.algo == "ppo":  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened, by all episodes' mean and std
-    else:  # expected: the group's mean. KL penalties (small) are added as they are: not centred, not divided
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened, over all episodes
+    else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
@@ -324,8 +323,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), as in eq. 4 (PPO), 6 (GRPO), minus an entropy bonus. At first ratios are 1: a step
-    along A grad log pi. Later pi has left pi_old, and ratios correct for it. If clip(ratio) A is less: no gradient.
+    """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. At first ratios are 1: a step
+    along A grad log pi. Later pi has left pi_old: ratios correct for it. If clip(ratio) A is less: no push.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -339,9 +338,9 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
 
 
 def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
-    """Half the squared error of a forecast, clipped like policy_loss: the larger of two errors counts. Say ret is 2:
+    """Half a forecast's squared error, clipped like policy_loss: the larger error counts. Say ret is 2:
         old_value    value    its error    clipped    its error    the larger
-            0         0.8        1.2         0.5         1.5       clipped: no gradient, value moved far enough
+            0         0.8        1.2         0.5         1.5       clipped: no gradient, it moved far enough
             0        -0.8        2.8        -0.5         2.5       value's own: it is pulled back"""
     clipped = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
@@ -362,13 +361,14 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
 @autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after it
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
-    add up to the update's mean. NOTE: all tokens weigh the same: long episodes count more than in eq. 4 and 6."""
+    add up to the update's mean. NOTE: tokens weigh the same: long episodes count more than in eq. 4 and 6."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss, was_clipped = (models.loss or policy_loss)(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss_of = models.loss or policy_loss
+        loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         assert loss.shape == logp.shape, "models.loss must return a number for each token, not their mean"
         stats["clip_fraction"] += was_clipped.sum().item() / total
         part_loss = loss.sum() / total
@@ -384,7 +384,7 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
 
 def make_optimizer(models, cfg):
     networks = [(models.policy, cfg.lr), (models.critic, cfg.critic_lr)]
-    return torch.optim.Adam([{"params": network.parameters(), "lr": lr} for network, lr in networks if network])
+    return torch.optim.Adam([{"params": net.parameters(), "lr": lr} for net, lr in networks if net])
 
 
 def take_step(models):  # -> length of the policy's gradient, before it is clipped
@@ -402,10 +402,10 @@ CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few 
 
 def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
     """Puts rows of similar length together, as many as MICRO_TOKENS allows. So little padding is needed."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1 (the first maximum): 0 1 1 0 1 0 -> 5
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, cumsum's first maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: columns to ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # n columns are n + 1 ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -451,8 +451,8 @@ BAR = "{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}"
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """A `learn` or `rollout` given instead of ours returns what ours does. `rollout` plays evaluations, too (N = 1).
-    watch(row, trajs, ...) sees a row before it is logged (row 0: without trajs), may add to it, return True to stop."""
+    """Your `learn` or `rollout` returns what ours does; `rollout` plays evaluations, too (N = 1).
+    watch(row, trajs, ...) sees a row before it is logged (row 0: no trajs), may add to it; True: stop."""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
@@ -465,36 +465,36 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
             if cfg.eval_every and (stop or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
-                plots.add_lines(cfg.out, "samples.jsonl", samples)
+                plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
             stop |= bool(STOP)  # Ctrl-C
-            stop |= watch(row, trajs, learned, models, cfg) == True  # "== True", as a lambda may return its row
+            stop |= watch(row, trajs, learned, models, cfg) == True  # "==", as a lambda may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
             if i:
                 bar.update()
-                bar.set_postfix_str(f"won {row['success']:.2f}, valid {row['valid']:.2f} ({cfg.prompts} train levels)")
+                bar.set_postfix_str(f"won {row['success']:.2f}, valid {row['valid']:.2f} (in training)")
             if stop:
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
     if dead:
-        end = f"ended at {i}: ten iterations of equal returns (a collapse?). Look: python plots.py collapse {cfg.out!r}"
+        end = f"ended at {i}: returns were equal ten times. Collapsed? python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
 
 def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajectories, results of `learn`
-    """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows (not seconds)."""
+    """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # draws the levels' seeds (none of EVAL_SEEDS), and one to sample
+    rng = np.random.default_rng([cfg.seed, i])  # draws the levels' seeds (not EVAL_SEEDS), and one to sample
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
     played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
-    for first in range(0, len(seeds), cfg.prompts):  # slices of P groups; only --online-k (Fig. 10) makes more than one
+    for first in range(0, len(seeds), cfg.prompts):  # a slice of P groups; --online-k (Fig. 10): several
         of_slice = [traj for traj in trajs if first <= traj.group < first + cfg.prompts]
         learned.append(learn(of_slice, models, cfg, sampling_seed + first))
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
@@ -522,7 +522,7 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
 
 def check_ratios(trajs, models, cfg):
     """Ratios must begin at 1: a new pass over the longest episode must give the rollout's log-probs. This
-    fails with dropout, a sliding window (KVCache keeps all tokens), or logits changed after the head (Gemma 2)."""
+    fails with dropout, a sliding window (KVCache keeps all), or logits changed after the head (Gemma 2)."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
@@ -535,17 +535,17 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
     STOP.append("SIGINT")
-    print("\nstopping after this iteration, saved (again: at once, and back to the last checkpoint)", file=sys.stderr)
+    print("\nstopping after this iteration, saved (again: at once, at the last checkpoint)", file=sys.stderr)
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, because the cache holds the rest: a row for each episode, a column for each position in it.
-    Rows with fewer new ids than others end in pads (-), behind their ids, where no id looks. Later ids replace them:
+    ids[cached:] are read, since the cache holds the rest: a row for each episode, a column for each position.
+    Rows with fewer new ids end in pads (-), behind their ids, where no id looks. Later ids replace them:
         holds h h h, reads a b c    input a b c    into columns 3 4 5    logits of c    then holds h h h a b c
         holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x
-    Logits are large, so they are made only where some row's new ids end: here places = [0 2], which = [1 0]."""
+    Logits are large, so they are made only where some row's ids end: here places = [0 2], which = [1 0]."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     cache.used = max(traj.cached for traj in trajs) + q  # columns that this pass looks at
@@ -553,11 +553,11 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new])  # (b,q)
         cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
         cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
-        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): columns behind one's own
+        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): not looked at
         places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)
     with or_say(f"--model {cfg.model} cannot be used here"):
-        logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache, logits_to_keep=places,
-                        attention_mask=-1e30 * future).logits[range(len(trajs)), which]  # added to scores
+        logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
+                        attention_mask=-1e30 * future, logits_to_keep=places).logits[range(len(trajs)), which]
     logp = (logits.float() / cfg.temperature).log_softmax(-1)
     need(not logp.isnan().any(), NOT_FINITE)
     return logp
@@ -606,7 +606,7 @@ def load_models(cfg):
     need(any(folder.glob("*config.json")) or not folder.parent.is_dir(),  # adapter_config.json, too
          f"--model {folder}: there is no such folder with a model's config.json (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (or as a critic; GRPO needs none)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (no critic? --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -615,19 +615,19 @@ def load_models(cfg):
             critic.to(cfg.device)
     need(not report["missing_keys"], f"--model {cfg.model} cannot be used: its files lack weights")
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
-    need(tok.chat_template, f"--model {cfg.model} has no chat template: is it instruction-tuned, its folder whole?")
-    longest = cfg.max_turns * (len(begin(0, 0, 0, tok, cfg).ids) + 16 + cfg.max_new_tokens)  # 16: "Reward: ..."
+    need(tok.chat_template, f"--model {cfg.model} has no chat template: is it for chat, its folder whole?")
+    longest = cfg.max_turns * (len(begin(0, 0, 0, tok, cfg).ids) + 16 + cfg.max_new_tokens)  # 16: the reward
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
-    need(longest <= room, f"episodes take up to {longest} tokens, not {room}: lower --max-new-tokens or --max-turns")
+    need(longest <= room, f"episodes need {longest} tokens, not {room}: lower --max-new-tokens, --max-turns")
     return Models(policy, critic, ref, None, tok)
 
 
 @contextlib.contextmanager
 def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log so far (none if it is new)
-    """Makes a new folder, or takes that of --resume. Inside the `with` it is locked, Ctrl-C only asks to stop."""
+    """Makes a new folder, or takes that of --resume. In the `with` it is locked, Ctrl-C only asks to stop."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = list(map(json.loads, log.splitlines()))  # one for each iteration, from 0
-    need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: give a larger --iterations")
+    need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: raise --iterations")
     out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}").expanduser()
     number = 1
     while out.exists() and not cfg.resume:
@@ -642,7 +642,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
     try:
         cfg = replace(cfg, out=str(out), resume="")  # the caller's stays as it is
         Path(f"{out}/log.jsonl").write_text(log)  # rows after the checkpoint are made again
-        Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))  # class: its name
+        Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
         print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
               f"{' (the name was taken)' if number > 1 else ''}, from iteration {len(rows)} on")
         yield cfg, rows
@@ -652,7 +652,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder, for --model, and trainer.pt, all that --resume needs besides config.json.
+    """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (with config.json all for --resume).
     Files are replaced once all new ones are written: so the process may die at any moment."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
@@ -669,8 +669,8 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} began as {state['origin']}: go on so (not as {cfg.origin})")
-        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # a new --lr counts
+        need(state["origin"] == cfg.origin, f"{cfg.resume} began as {state['origin']}, not as {cfg.origin}")
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saved no ref
                 part.load_state_dict(state[name])
@@ -680,7 +680,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 of 128 episodes, so one update: no clip
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 episodes: one update, no clip
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
@@ -753,7 +753,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(not self.out.endswith("."), f"--out {self.out}: give the name of a new folder")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
-        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter, GRPO: --rollouts 2 or more")
 
 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
@@ -766,13 +766,13 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
-    with or_say(f"{run}/config.json cannot be used: damaged (put it back or start anew), or a script's own options?"):
+    with or_say(f"{run}/config.json cannot be used: damaged (put it back), or a script's own options?"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
-            need(settings, f"--resume {run}: there is no checkpoint of a run in it (give RUN, not RUN/checkpoint)")
+            need(settings, f"--resume {run}: no checkpoint of a run is in it (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
-                 f"--resume RUN keeps world, model, folder, method, evaluation. For others: --model {run} alone")
-        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # a run's settings; typed ones win
+                 f"--resume RUN keeps world, model, folder, method, evaluation. Others: --model {run} alone")
+        cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
         print(f"note: --{name.replace('_', '-')} has no effect on {envs.title(cfg.env)}, {cfg.algo}")
@@ -786,13 +786,13 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: on the same levels)")
+            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: same levels)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         sys.exit(130)  # as shells expect after Ctrl-C
     except (OSError, UnicodeEncodeError, torch.OutOfMemoryError) as error:  # such as a full disk
-        sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on from its last checkpoint")
+        sys.exit(f"{type(error).__name__} {error}. If a run had begun, --resume RUN goes on")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_a_finished_run_says_so_and_nothing_changes(whole, tmp_path):
     out = shutil.copytree(whole, tmp_path / "run")
     cfg = settings(f"--resume {out}")
     before = copy.copy(cfg)
-    with pytest.raises(envs.UserError, match="has its 4 iterations: give a larger --iterations"):
+    with pytest.raises(envs.UserError, match="has its 4 iterations: raise --iterations"):
         rm.train(cfg)
     assert cfg == before
     assert_same(out, whole)
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_model_does_not_fit(half, run, tok, tmp_path):
 
 def test_fewer_iterations_than_were_done_lose_nothing(run):
     before = rows_of(run)
-    with pytest.raises(envs.UserError, match="has its .* iterations: give a larger"):
+    with pytest.raises(envs.UserError, match="has its .* iterations: raise"):
         train(f"--resume {run} --iterations 1")
     assert rows_of(run) == before and len(saved_rows(run)) == 3 and settings(f"--resume {run}").iterations > 1
 

@@ -142,7 +142,7 @@ def test_a_mistake_in_a_world_is_a_traceback_into_its_file(command, world, where
 
 def test_too_few_levels_are_one_line(user):
     code, _, errors = user(f"ragen_mini.py --env {__file__}:OneLevel --out run {SMALL}")
-    assert code == 1 and "Are there few? Then split = False." in errors.splitlines()[-1]
+    assert code == 1 and "If there are few: split = False." in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize("text, says", [
@@ -242,7 +242,7 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --model runs/nowhere/checkpoint", "--model runs/nowhere/checkpoint cannot be loaded"),
     ("ragen_mini.py --model gpt2", "--model gpt2: there is no such folder with a model's config.json"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
-    ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: give a larger --iterations"),
+    ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: raise --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: "),
     ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume RUN keeps world, model, folder"),
@@ -408,7 +408,7 @@ DAMAGE = [  # how, the command, what the user is told
     (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
     (without_a_model, "ragen_mini.py --resume run", "--model None: there is no such folder"),
     (without_weights, "ragen_mini.py --model run", "--model run/checkpoint cannot be used: its files lack weights"),
-    (without_template, "ragen_mini.py --model run", "has no chat template: is it instruction-tuned, its folder whole?")]
+    (without_template, "ragen_mini.py --model run", "has no chat template: is it for chat, its folder whole?")]
 
 
 @pytest.mark.parametrize("spoil, command, says", DAMAGE)
@@ -434,14 +434,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run began as bandit-grpo-seed0 by ragen_mini.py: go on so (not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match=r"run began as bandit-grpo-seed0 by ragen_mini.py: go on so \(not as frozenlake-ppo-seed0"):
+    assert "run began as bandit-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match=r"run began as bandit-grpo-seed0 by ragen_mini.py, not as frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
-    assert "by ragen_mini.py: go on so (not as bandit-grpo-seed0 by recipes.py rloo" in says
+    assert "by ragen_mini.py, not as bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run began as Guess-grpo-seed0 by ragen_mini.py: go on so (not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run began as Guess-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

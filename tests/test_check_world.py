@@ -64,7 +64,7 @@ class ListAsNextState(Wrong):
 
 
 class OneLevel(Wrong):
-    says = "Are there few? Then split = False."
+    says = "If there are few: split = False."
     split = True
 
     @staticmethod
@@ -73,7 +73,7 @@ class OneLevel(Wrong):
 
 
 class NeverALevel(Wrong):
-    says = "Else draw returns None too often"
+    says = "Else draw returns too many None"
 
     @staticmethod
     def draw(rng):

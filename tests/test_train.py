@@ -361,11 +361,11 @@ def last_line_of(done, wanted, bandit, tmp_path, monkeypatch, **columns):  # of 
 def test_the_last_line_of_a_dead_run_says_why(tmp_path, monkeypatch, capsys, bandit):
     last_line_of(10, 30, bandit[0], tmp_path, monkeypatch, updates=0)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"ended at 10: ten iterations of equal returns (a collapse?). Look: python plots.py collapse {str(tmp_path / 'a run')!r}")
+        f"ended at 10: returns were equal ten times. Collapsed? python plots.py collapse {str(tmp_path / 'a run')!r}")
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
-    with pytest.raises(envs.UserError, match="has its 2 iterations: give a larger --iterations"):
+    with pytest.raises(envs.UserError, match="has its 2 iterations: raise --iterations"):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
