@@ -230,7 +230,7 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", metavar="RUN")
     parser.add_argument("--out")
     args = parser.parse_args()
-    with or_say("no picture: a log is damaged, or the picture cannot be written"):
+    with or_say("no picture: config.json or log.jsonl is damaged, or the picture cannot be written"):
         if args.what == "curves":
             print(curves(*args.folders, out=args.out))
         else:

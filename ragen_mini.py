@@ -514,9 +514,8 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
     tell(f"{f'iteration {i}: ' if cfg.trains else ''}{world} {envs.with_interval(success, len(trajs))}  "
          f"random {random:.2f}  optimal {best:.2f}")
-    samples = [{"iteration": i, "env": world, "turns": traj.turns,
-                "text": f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"}
-               for traj in trajs[:8]]
+    samples = [{"iteration": i, "env": world, "turns": traj.turns, "text":
+                f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"} for traj in trajs[:8]]
     return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
 
 
@@ -603,10 +602,11 @@ def load_models(cfg):
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
     folder = Path(f"{cfg.source}")  # owner/name may be a hub id, unless there is a folder "owner"
-    need(any(folder.glob("*config.json")) or not folder.parent.is_dir(),  # adapter_config.json, too
-         f"--model {folder}: there is no such folder with a model's config.json (the hub has owner/name)")
+    need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
+         f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (no critic? --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded {'' if folder.is_dir() else 'from the hub '}"
+                f"on --device {cfg.device} (no critic? --algo grpo)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -769,7 +769,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
     with or_say(f"{run}/config.json cannot be used: damaged (put it back), or a script's own options?"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
-            need(settings, f"--resume {run}: no checkpoint of a run is in it (give RUN, not RUN/checkpoint)")
+            need(settings, f"--resume {run}: no checkpoint, or an empty config.json (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
                  f"--resume RUN keeps world, model, folder, method, evaluation. Others: --model {run} alone")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
@@ -786,7 +786,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: same levels)")
+            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: these levels)")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 import ragen_mini as rm
 from envs import UserError, need
@@ -155,6 +156,9 @@ if __name__ == "__main__":
     model, *options = sys.argv[1:]
     cfg = rm.parse_config(["--model", model, *options])
     models = rm.load_models(replace(cfg, kl_coef=0.0))  # no second copy for the KL penalty
+    _, report = AutoModelForCausalLM.from_pretrained(cfg.source, output_loading_info=True)
+    if report["unexpected_keys"]:  # another part of the model, such as one for pictures; or a layer that config.json lacks
+        print(f"note: of its files {len(report['unexpected_keys'])} tensors are not used: {min(report['unexpected_keys'])}, ...")
     tokens, in_cache, in_update = check(models, cfg)
     print(f"right: at {tokens} tokens log-probs differ by up to {in_cache:.1g} through the cache, {in_update:.1g} in an "
           "update")

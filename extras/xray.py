@@ -29,7 +29,7 @@ def xray(run):  # -> path of the page
         cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
     rm.need(cfg.origin.startswith(f"{cfg.name} by"), f"{run}/config.json is of {cfg.name}, its checkpoint of {cfg.origin}")
     models.optimizer = rm.make_optimizer(models, cfg)
-    own = f"no X-ray of {run}, {cfg.origin}: has its script networks or an optimizer of its own?"
+    own = f"no X-ray of {run}, {cfg.origin}: is trainer.pt damaged, or has its script networks or an optimizer of its own?"
     try:
         log = rm.restore(models, cfg)
     except UserError as error:  # the file itself can be read, see above

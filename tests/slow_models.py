@@ -193,7 +193,7 @@ def test_rounding_of_what_is_hardly_possible_does_not_matter():
 
 
 def test_too_long_for_the_model(tok, cfg):
-    with pytest.raises(UserError, match="episodes need .* lower --max-new-tokens, --max-turns"):
+    with pytest.raises(UserError, match="episodes take up to .* lower --max-new-tokens or --max-turns"):
         check(random_model("Llama", tok, max_position_embeddings=200), tok, cfg)
 
 

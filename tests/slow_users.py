@@ -238,9 +238,9 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --iterations three", "--iterations: invalid int value: 'three'"),
     ("ragen_mini.py --lr 1e-4x", "--lr: invalid float value: '1e-4x'"),
     ("ragen_mini.py --play seven", "--play: invalid int value: 'seven'"),
-    ("ragen_mini.py --model /etc", "--model /etc: there is no such folder with a model's config.json"),
+    ("ragen_mini.py --model /etc", "--model /etc: there is no such folder with a model's *.safetensors"),
     ("ragen_mini.py --model runs/nowhere/checkpoint", "--model runs/nowhere/checkpoint cannot be loaded"),
-    ("ragen_mini.py --model gpt2", "--model gpt2: there is no such folder with a model's config.json"),
+    ("ragen_mini.py --model gpt2", "--model gpt2: there is no such folder with a model's *.safetensors"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
     ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: raise --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
@@ -391,16 +391,16 @@ DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "no run/collapse.png: no iteration is finished"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (delete("config.json"), "plots.py curves run", "run is not the folder of a run"),
-    (text("config.json", "{}"), "plots.py collapse run", "no picture: a log is damaged, or the picture cannot be written (KeyError('env')"),
-    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: a log is damaged, or the picture cannot be written (KeyError"),
-    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "no picture: a log is damaged"),
+    (text("config.json", "{}"), "plots.py collapse run", "no picture: config.json or log.jsonl is damaged, or the picture cannot be written (KeyError('env')"),
+    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: config.json or log.jsonl is damaged, or the picture cannot be written (KeyError"),
+    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "no picture: config.json or log.jsonl is damaged"),
     (blocked("collapse.png"), "plots.py collapse run", "the picture cannot be written (IsADirectoryError"),
     (blocked("episode.png"), "extras/episode.py run", "cannot write run/episode.png"),
     (blocked("xray.html"), "extras/xray.py run", "cannot write run/xray.html"),
     (text("samples.jsonl", "{}\n"), "extras/episode.py run", "run/samples.jsonl is damaged (KeyError"),
     (text("samples.jsonl", '{"env": "bandit", "iteration": 0, "turns": []}\n{"env": "bandit", "iteration": 9, "turns": []}\n'), "extras/episode.py run", "is damaged ("),
     (text("checkpoint", ""), "ragen_mini.py --resume run", "--resume run: "),
-    (text("checkpoint", ""), "ragen_mini.py --model run", "--model run cannot be loaded"),
+    (text("checkpoint", ""), "ragen_mini.py --model run", "--model run: there is no such folder with a model's *.safetensors"),
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/tokenizer.json"), "ragen_mini.py --model run", "cannot be loaded"),
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot be loaded"),
@@ -416,6 +416,18 @@ def test_a_damaged_folder_is_one_line(spoil, command, says, runs, mistake):
     run = shutil.copytree(runs / "bandit", "run")
     spoil(Path(run))
     assert says in mistake(command)
+
+
+def test_a_config_with_a_layer_less_is_noted(runs, user):
+    """--model takes it without a word: the first layer alone is a model, too."""
+    run = shutil.copytree(runs / "bandit", "run")
+    config = json.loads(Path(run, "checkpoint/config.json").read_text())
+    config["num_hidden_layers"] -= 1
+    Path(run, "checkpoint/config.json").write_text(json.dumps(config))
+    _, said, _ = user("extras/check_model.py run")
+    assert "note: of its files 9 tensors are not used: model.layers." in said
+    _, said, _ = user(f"extras/check_model.py {runs}/bandit")
+    assert "note" not in said and "right: at" in said
 
 
 def test_elsewhere_goes_on_in_the_worlds_of_its_log(user):

@@ -450,7 +450,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on --device moon"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
-    ("--out ..", "--out ..: give the name of a new folder"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's config.json"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
+    ("--out ..", "--out ..: give the name of a new folder"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
     ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint"), ("--device cuda", "CUDA")]
