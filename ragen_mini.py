@@ -3,7 +3,7 @@
     repeat:                                                                                 in the paper
         trajs = rollout(...)              of each of P levels the model plays N episodes, a group
         R     = returns(trajs)            the sum of each episode's rewards                 eq. 2
-        kept  = uncertainty_filter(R)     those whose returns differ most (by default all)  eq. 7
+        kept  = uncertainty_filter(R)     groups whose returns differ most (default: all)   eq. 7
         batch = compute_advantages(...)   how much better than expected was every token?    eq. 5; GAE (PPO)
         updates(batch)                    gradient steps: better tokens grow likelier       eq. 4, 6
 
@@ -78,7 +78,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token: the whole answer led to it (above: 2 moves)
+        self.reward = []  # a turn's reward is on its last token, as the whole answer led to it (above: 2 moves)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -108,7 +108,7 @@ def begin(seed, episode, group, tok, cfg):  # -> Trajectory that waits for its f
 
 
 def message(env, cfg, actions_left, reward=None):  # -> text
-    """The first message states the task (tiny's template drops it), others the last reward. Then the state:
+    """The first message states the task (tiny's template drops it), later ones the reward. Then the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
         P _                                          _ P
@@ -128,7 +128,7 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change t
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
     encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", marks where to cut:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                   dropped
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  kept. [0] ends answers"""
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  kept; its [0] ends answers"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -260,7 +260,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: the mask loses its first entry. If its last, 0 0 1 1 0, a2 and m3 would be trained, not a1 a2 a3."""
+    NOTE: the mask loses its first entry. Without its last instead, 0 0 1 1 0, a2 and m3 would be trained."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in ("mask", "old_logp", "reward"):
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
@@ -652,7 +652,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
 
 
 def save(models, cfg):
-    """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (with config.json all for --resume).
+    """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (for --resume, with config.json).
     Files are replaced once all new ones are written: so the process may die at any moment."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
