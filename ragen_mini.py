@@ -786,7 +786,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"{samples[0]['text']}\n(blanks separate tokens: 1 0 is 10. random, optimal: these levels)")
+            print(f"(random, optimal: on these levels. Blanks separate tokens: 1 0 is 10)\n\n{samples[0]['text']}")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:
