@@ -217,7 +217,7 @@ class Sokoban(Env):
         visited = set(layer)
         fewest, most = (1, 8) if boxes == 1 else (4, 16)
         k = rng.integers(fewest, most + 1)
-        for _ in range(k):  # from layer 0 to layer k
+        for _ in range(k):  # from layer 0 to layer k (undo: below)
             one_more = {before for state in layer for before in undo(state, floor)}
             layer = sorted(one_more - visited)  # without those that need fewer
             visited.update(layer)

@@ -39,7 +39,7 @@ STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` returned for each slice -> dict
+def log_columns(trajs, R, learned):  # R: (P,N). learned: a (batch, [dict of an update]) each slice
     turns = []
     for traj in trajs:
         turns += traj.turns
@@ -57,7 +57,7 @@ def log_columns(trajs, R, learned):  # R: tensor (P,N). learned: what `learn` re
         "turns": len(turns) / len(trajs),
     }
     steps, kl = [], []
-    for batch, of_updates in learned:  # of_updates: a list, for each update a dict. No update: ({}, [])
+    for batch, of_updates in learned:  # without an update ({}, [])
         steps += of_updates
         if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())

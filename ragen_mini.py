@@ -61,7 +61,7 @@ VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradi
 CUDA = torch.cuda.is_available()
 NOT_FINITE = "stopped: log-probs or gradients not finite: --resume RUN, a lower --lr (again? RUN is damaged)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
-torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length: every token
+torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -78,13 +78,13 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token, as the whole answer led to it (above: 2 moves)
+        self.reward = []  # a turn's reward is on its last token: all the answer led to it (above: 2 moves)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
         self.cache_row = group  # its row in the cache (skip until `read`). At first a group shares one
-        self.cached = 0  # that row holds ids[:cached]; `sample` sets it
+        self.cached = 0  # that row holds ids[:cached], all but the newest token; `sample` sets it
 
     @property
     def R(self):  # eq. 2
@@ -128,7 +128,7 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change t
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
     encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", marks where to cut:
         <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                   dropped
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  kept; its [0] ends answers"""
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  kept. [0] ends answers"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -367,7 +367,7 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss_of = models.loss or policy_loss
+        loss_of = models.loss or policy_loss  # yours, if given
         loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         assert loss.shape == logp.shape, "models.loss must return a number for each token, not their mean"
         stats["clip_fraction"] += was_clipped.sum().item() / total
@@ -460,7 +460,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
-            dead = plots.is_dead(rows)
+            dead = plots.is_dead(rows)  # ten iterations without an update
             stop = dead or i == cfg.iterations
             if cfg.eval_every and (stop or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)

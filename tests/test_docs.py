@@ -228,7 +228,7 @@ def test_the_picture_of_readme_is_what_its_words_say():
     (y, x), (goal_y, goal_x) = (np.argwhere(np.array(rows) == symbol)[0] for symbol in "PG")
     assert (goal_y - y, goal_x - x) == (1, 1) and "it is 1 down and 2 right" in first["answer"]
     assert after["iteration"] == 30 and first["reward"] == 0 and second["reward"] == 1
-    assert "After training it thinks the goal is 2 right; it is 1. The edge stops the second move: it wins." in README
+    assert "After training the model thinks the goal is 2 right; it is 1. The edge stops the second move, so it wins by luck." in README
     assert first["answer"].count("Right") == 2 and x + 1 == len(rows[0]) - 1, "the second one runs into the edge"
 
 

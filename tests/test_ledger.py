@@ -419,7 +419,7 @@ def test_what_the_page_says_of_adams_memory():
         runs.append(len(found))
         lost.append(int(sum(ledger.lost(run, None) for run in found)))
     assert (lost, runs) == ([1, 11], [10, 13])
-    assert "and Adam's memory is long: with beta2 0.9, 1 of 10 runs collapsed; with 0.999, 11 of 13 (other seeds than below; compared afterwards)." in (ROOT / "README.md").read_text()
+    assert "and with a shorter memory of Adam's (beta2 0.9) 1 of 10 runs collapsed, otherwise 11 of 13 (compared afterwards)." in (ROOT / "README.md").read_text()
 
     def fisher(others):  # 1 of 10, and how many of `others`
         n, k = others
