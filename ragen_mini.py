@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: half an hour)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-Below: episodes, playing, advantages, losses, loop, cache. After it read Config and skip the rest.
+Below: episodes, playing, advantages, losses, loop, cache. After that read Config, and skip the rest.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -324,7 +324,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. At first ratios are 1: a step
-    along A grad log pi. Later pi has left pi_old: ratios correct for it. If clip(ratio) A is less: no push.
+    along A grad log pi (tutorial, part 3). Later they correct for pi_old. If clip(ratio) A is less: no push.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -547,7 +547,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     Logits are large, so they are made only where some row's ids end: here places = [0 2], which = [1 0]."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
-    cache.used = max(traj.cached for traj in trajs) + q  # columns that this pass looks at
+    cache.used = max(traj.cached for traj in trajs) + q  # columns in use. It, columns, rows: for `update`
     with torch.device(cfg.device):  # where these are made
         inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new])  # (b,q)
         cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
@@ -563,7 +563,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of ids[:traj.cached], side by side. transformers only calls `update`."""
+    """Keys (under autocast fp32) and values of ids[:traj.cached]. transformers only calls `update`."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width). `read` sets rows, columns, used
 
