@@ -39,7 +39,7 @@ STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: (P,N). learned: a (batch, [dict of an update]) each slice
+def log_columns(trajs, R, learned):  # R (P,N). learned: of each slice (batch, its updates' statistics)
     turns = []
     for traj in trajs:
         turns += traj.turns
@@ -115,7 +115,7 @@ COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a
 
 
 def is_dead(rows):  # no update in so many iterations: there was `nothing_to_compare`
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: not dead so early
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
 
 
 def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None

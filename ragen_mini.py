@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: half an hour)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-Below: episodes, playing, advantages, losses, loop, cache. After that read Config, and skip the rest.
+Below: episodes, playing, advantages, losses, loop, cache. Then look at Models and Config, skip the rest.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -358,7 +358,7 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step, o
     return steps
 
 
-@autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after it
+@autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
     add up to the update's mean. NOTE: tokens weigh the same: long episodes count more than in eq. 4 and 6."""
@@ -672,7 +672,7 @@ def restore(models, cfg):  # -> the log when it was saved
         need(state["origin"] == cfg.origin, f"{cfg.resume} began as {state['origin']}, not as {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
-            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saved no ref
+            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # ref may lack (--kl-coef 0)
                 part.load_state_dict(state[name])
         return state["log"]
 

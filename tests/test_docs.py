@@ -311,7 +311,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "Per update **no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. At 311, after a jump to 0.7, all answers are malformed (grey), until the run ends." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. At 311, after a jump to 0.7, all answers are malformed (grey), until training stops itself." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "Now returns differ by luck alone." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
