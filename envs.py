@@ -311,7 +311,7 @@ def find_world(name):  # -> the class or partial that makes the world
     file, _, class_name = str(name).rpartition(":")
     need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or an existing FILE.py:CLASS")
     defined = run_file(file)
-    need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name}")
+    need(class_name in defined, f"{name}: {file} does not define {class_name}")
     return defined[class_name]
 
 

@@ -225,7 +225,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README."""
     unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}")
+    need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}: take the other --algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
@@ -479,7 +479,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
     if dead:
         end = f"ended at {i}: returns were equal ten times. Collapsed? python plots.py collapse {cfg.out!r}"
-    print(f"curves:  {plots.curves(cfg.out)}\nlevel 8: python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
+    print(f"curves:  {plots.curves(cfg.out)}\nwatch:   python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
 
@@ -534,7 +534,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
     STOP.append("SIGINT")
-    print("\nstopping after this iteration, saved (again: at once, at the last checkpoint)", file=sys.stderr)
+    print("\nfinishing this iteration, then saving (again: stop at once, as last saved)", file=sys.stderr)
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
@@ -605,20 +605,20 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded {'' if folder.is_dir() else 'from the hub '}"
-                f"on --device {cfg.device} (no critic? --algo grpo)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
         if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
-            critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
+            with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
+                critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
             critic.to(cfg.device)
     need(not report["missing_keys"], f"--model {cfg.model} cannot be used: its files lack weights")
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
     need(tok.chat_template, f"--model {cfg.model} has no chat template: is it for chat, its folder whole?")
     longest = cfg.max_turns * (len(begin(0, 0, 0, tok, cfg).ids) + 16 + cfg.max_new_tokens)  # 16: the reward
     room = getattr(policy.config, "max_position_embeddings", longest)  # some models know no limit
-    need(longest <= room, f"episodes need {longest} tokens, not {room}: lower --max-new-tokens, --max-turns")
+    need(longest <= room, f"episodes may take {longest} tokens, {room} fit: lower --max-new-tokens or --max-turns")
     return Models(policy, critic, ref, None, tok)
 
 
@@ -669,7 +669,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} began as {state['origin']}, not as {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"{cfg.resume}: go on as {state['origin']}, not as {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
             if hasattr(part, "state_dict") and (name in state or name != "ref"):  # ref may lack (--kl-coef 0)
@@ -753,7 +753,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(not self.out.endswith("."), f"--out {self.out}: give the name of a new folder")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
-        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter, GRPO: --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
 def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
@@ -769,7 +769,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
     with or_say(f"{run}/config.json cannot be used: damaged (put it back), or a script's own options?"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
-            need(settings, f"--resume {run}: no checkpoint, or an empty config.json (give RUN, not RUN/checkpoint)")
+            need(settings, f"--resume {run}: no run with checkpoint and settings (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
                  f"--resume RUN keeps world, model, folder, method, evaluation. Others: --model {run} alone")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win

@@ -30,7 +30,7 @@ def play(name, seed):
             print(f"\n{obs}\nreward {reward:.2f}")
             if env.over:
                 break
-    print("solved!" if info["success"] else "over.")
+    print("success!" if info["success"] else "over.")
 
 
 if __name__ == "__main__":

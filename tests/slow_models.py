@@ -260,7 +260,7 @@ def test_an_exception_of_the_model_is_one_line(kind, tok, tmp_path):
 def test_who_cannot_be_a_critic_is_told_of_grpo(tok, tmp_path):
     folder = save(tmp_path, random_model("Olmo2", tok), tok)
     assert rm.load_models(rm.Config(model=folder, device="cpu", algo="grpo")).critic is None
-    with pytest.raises(UserError, match="no critic. --algo grpo"):
+    with pytest.raises(UserError, match="cannot be a critic: take --algo grpo"):
         rm.load_models(rm.Config(model=folder, device="cpu"))
     assert rm.load_models(rm.Config(model=folder, device="cpu", play=7)).critic is None, "a player needs none"
 

@@ -93,7 +93,7 @@ def test_ctrl_c_and_resume(tmp_path):
     process.send_signal(signal.SIGINT)  # torchrun passes it on
     code, _, err = finish(process)
     assert code != 0
-    assert err.count("stopping after this iteration") == 1, "rank 1 is silent"
+    assert err.count("finishing this iteration") == 1, "rank 1 is silent"
     weights_of(out)
     assert_goes_on_as_if_not_stopped(out, tmp_path)
 

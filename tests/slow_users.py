@@ -446,14 +446,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run began as bandit-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match=r"run began as bandit-grpo-seed0 by ragen_mini.py, not as frozenlake-ppo-seed0"):
+    assert "run: go on as bandit-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match=r"run: go on as bandit-grpo-seed0 by ragen_mini.py, not as frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
     assert "by ragen_mini.py, not as bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run began as Guess-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run: go on as Guess-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

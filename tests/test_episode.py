@@ -103,7 +103,7 @@ def test_the_luck_of_a_bandit_does_not_count(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.15, "bandit", [begins, sure]), sample(0, 1, -0.1, "bandit", [begins, begins]),
                              sample(20, 0, 0.0, "bandit", [begins, risky]), sample(20, 1, 0.0, "bandit", [begins, risky])])
     episode.episode(str(run))
-    assert drawn[0].get_supxlabel() == ("Of 2 episodes (mean return 0.02, then 0.25) the one that gained most.\n"
+    assert drawn[0].get_supxlabel() == ("Of 2 episodes (mean return 0.02, then 0.25) the one that gained most on average.\n"
                                         "Teacher always pays 0.15, Engineer 1 or 0 (0.25 on average). Episodes are compared by these means.")
     assert "before training: return -0.1" in words(drawn[0])
 

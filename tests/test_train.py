@@ -275,7 +275,7 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(tmp_path, 
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "it is put back"
     assert len(rows) == len(rows_of(tmp_path / "run")) == 2
     told = capsys.readouterr()
-    assert "stopping after this iteration" in told.err
+    assert "finishing this iteration, then saving" in told.err
     assert re.findall(r"(\d+)/5 \|", told.err)[-1] == "1"  # the bar counts iterations, without iteration 0
     assert told.out.splitlines()[-1].endswith(f"--resume '{tmp_path / 'run'}' --iterations 5"), "as was asked for"
     saved = torch.load(tmp_path / "run/checkpoint/trainer.pt", weights_only=True)
@@ -453,7 +453,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--out ..", "--out ..: give the name of a new folder"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
-    ("--resume {tmp}", "no checkpoint"), ("--resume {tmp} --env bandit", "no checkpoint"), ("--device cuda", "CUDA")]
+    ("--resume {tmp}", "no run with checkpoint"), ("--resume {tmp} --env bandit", "no run with checkpoint"), ("--device cuda", "CUDA")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
