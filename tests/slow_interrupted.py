@@ -207,7 +207,7 @@ def test_a_damaged_run_is_one_line_and_changes_nothing(what, half, tmp_path):
     before = {file: file.read_bytes() for file in left}
     told = fails(f"--resume {run}")
     named = [word for word in ("config.json", "trainer.pt") if word in what]
-    assert str(run) in told and all(word in told for word in named or ["no checkpoint"])
+    assert str(run) in told and all(word in told for word in named or ["no run with checkpoint"])
     for file, content in before.items():
         assert file.read_bytes() == content, file
     assert not Path("pwned").exists() and not (ROOT / "pwned").exists(), "a pickle was executed"

@@ -29,7 +29,7 @@ def test_ctrl_c_ends_a_real_process(process, tmp_path):
     process.send_signal(signal.SIGINT)
     code, _, lines = survive.finish(process)
     lines = [line for line in lines if not re.match(r"\d+/1000000 \|", line)]  # the bar's last state
-    assert code == 130 and len(lines) == 1 and lines[0].startswith("stopping"), (code, lines)
+    assert code == 130 and len(lines) == 1 and lines[0].startswith("finishing"), (code, lines)
     assert len(saved_rows(out)) == len(rows_of(out))
     one_more = f"--iterations {len(rows_of(out))}"
     train(f"--resume {out} {one_more}")
