@@ -158,6 +158,11 @@ def test_readme_results_are_those_of_the_shipped_runs():
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
 
 
+def test_tiny_is_as_large_as_readme_says():
+    policy = rm.AutoModelForCausalLM.from_pretrained(rm.TINY)
+    assert f"[tiny](tiny), {policy.num_parameters() / 1e6:.2f} million parameters," in README
+
+
 def test_readme_first_command_printed_what_its_log_says():
     run = json.loads((ROOT / "figures/tiny/first-command.jsonl").read_text())
     random, optimal = envs.mean_yardsticks("frozenlake", 10)[:, -1]
