@@ -547,7 +547,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     Logits are large, so they are made only where some row's ids end: here places = [0 2], which = [1 0]."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
-    cache.used = max(traj.cached for traj in trajs) + q  # columns in use. It, columns, rows: for `update`
+    cache.used = max(traj.cached for traj in trajs) + q  # `update` needs this, columns and rows
     with torch.device(cfg.device):  # where these are made
         inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new])  # (b,q)
         cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
@@ -563,7 +563,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys (under autocast fp32) and values of ids[:traj.cached]. transformers only calls `update`."""
+    """Keys (fp32 under autocast) and values of ids[:traj.cached]. transformers only calls `update`."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width). `read` sets rows, columns, used
 
@@ -672,7 +672,7 @@ def restore(models, cfg):  # -> the log when it was saved
         need(state["origin"] == cfg.origin, f"{cfg.resume}: go on as {state['origin']}, not as {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
-            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # ref may lack (--kl-coef 0)
+            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
                 part.load_state_dict(state[name])
         return state["log"]
 

@@ -70,7 +70,7 @@ def whole_lines(file):  # as dicts; a run that was killed while it wrote leaves 
 def drawn(pairs):  # -> figure
     means = [np.mean([worth(sample) for sample in samples]) for samples in zip(*pairs)]
     sign, word = (1, "gained") if means[1] >= means[0] else (-1, "lost")
-    luck = " on average" if pairs[0][0]["env"].startswith("bandit") else ""  # its return itself may have changed otherwise
+    measure = " on average" if pairs[0][0]["env"].startswith("bandit") else ""  # see `worth`
     before, after = max(pairs, key=lambda pair: shows_most(pair, sign))
     turns = before["turns"] + after["turns"]
     height = max(len(before["turns"]), len(after["turns"])) + 1
@@ -81,7 +81,7 @@ def drawn(pairs):  # -> figure
     whole = above + a_turn * height + below
     fig = matplotlib.figure.Figure(figsize=(9, whole))
     left, right = fig.add_gridspec(1, 2, left=0.02, right=0.99, wspace=0.04, top=1 - above / whole, bottom=below / whole)
-    which = f"Of {len(pairs)} episodes (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most{luck}."
+    which = f"Of {len(pairs)} episodes (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most{measure}."
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", y=0.1 / whole, va="bottom", fontsize=9)
     draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
     draw(fig, right, height, after, f"after iteration {after['iteration']}")
@@ -179,7 +179,7 @@ def draw_board(ax, state, colours):
         rgb[place] = matplotlib.colors.to_rgb(colours[symbol])
         if symbol not in "_.#":
             write_symbol(ax, place, symbol, dark=rgb[place].mean() < 0.5)
-    ax.imshow(rgb, aspect="equal")
+    ax.imshow(rgb)
     ax.set_anchor("NW")
     height, width = cells.shape
     for y in range(1, height):  # white lines between the cells
