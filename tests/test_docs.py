@@ -328,11 +328,11 @@ def test_readme_findings_are_those_of_the_ledger():
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
-    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "A larger jump, to 4.6 at 307, had done no harm." in section
+    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "a larger jump, to 4.6 at 307, had done no harm." in section
     assert [longest[307], longest[310]] == [pytest.approx(4.6, abs=0.05), pytest.approx(0.7, abs=0.05)]
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "nearly all thoughts are alike. That alone does no harm: it happens at the default rate, too." in section
-    assert 150 < rows[-1]["seconds"] < 210 and "Three minutes (another CPU may end otherwise):" in section
+    assert 150 < rows[-1]["seconds"] < 210 and "Watch one, in three minutes (another CPU may end otherwise):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
