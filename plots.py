@@ -96,9 +96,8 @@ class Run:
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
         rows = [row for row in self.rows if row.get(metric) is not None]
-        iterations = np.array([row["iteration"] for row in rows])
         values = np.array([row[metric] for row in rows], dtype=float)
-        return iterations, values
+        return np.array([row["iteration"] for row in rows]), values
 
 
 def load(folder):  # -> Run

@@ -367,8 +367,7 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     for _, part in micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = token_logps(models.policy, part, cfg)
-        loss_of = models.loss or policy_loss  # yours, if given
-        loss, was_clipped = loss_of(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+        loss, was_clipped = (models.loss or policy_loss)(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
         assert loss.shape == logp.shape, "models.loss must return a number for each token, not their mean"
         stats["clip_fraction"] += was_clipped.sum().item() / total
         part_loss = loss.sum() / total
@@ -539,24 +538,20 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
 
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But only
-    ids[cached:] are read, since the cache holds the rest: a row for each episode, a column for each position.
-    Rows with fewer new ids end in pads (-), behind their ids, where no id looks. Later ids replace them:
-        holds h h h, reads a b c    input a b c    into columns 3 4 5    logits of c    then holds h h h a b c
-        holds h, reads x            input x - -    into columns 1 2 3    logits of x    then holds h x
-    Logits are large, so they are made only where some row's ids end: here places = [0 2], which = [1 0]."""
+    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But the
+    cache has ids[:cached] (a row for each episode, a column for each position): the rest is read. Only the last
+    logits are made, as they are large. So shorter rows *begin* with pads (-), in columns at which no id looks:
+        holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
+        holds h, reads x            input - - x    into columns 2 3 1    then holds h x"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
-    cache.used = max(traj.cached for traj in trajs) + q  # `update` needs this, columns and rows
-    with torch.device(cfg.device):  # where these are made
-        inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new])  # (b,q)
-        cache.columns = torch.tensor([range(traj.cached, traj.cached + q) for traj in trajs])  # (b,q)
-        cache.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
+    with torch.device(cfg.device):  # where tensors are made
+        inputs = torch.tensor([[0] * (q - len(ids)) + ids for ids in new])  # (b,q)
+        cache.aim(trajs, q)
         future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): not looked at
-        places, which = torch.tensor([len(ids) - 1 for ids in new]).unique(return_inverse=True)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
-                        attention_mask=-1e30 * future, logits_to_keep=places).logits[range(len(trajs)), which]
+                        attention_mask=-1e30 * future, logits_to_keep=1).logits[:, -1]
     logp = (logits.float() / cfg.temperature).log_softmax(-1)
     need(not logp.isnan().any(), NOT_FINITE)
     return logp
@@ -565,7 +560,13 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 class KVCache:
     """Keys (fp32 under autocast) and values of ids[:traj.cached]. transformers only calls `update`."""
     def __init__(self):
-        self.layers = {}  # layer -> table (rows, columns, heads, 2 * width). `read` sets rows, columns, used
+        self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
+
+    def aim(self, trajs, q):  # where `update` will store q tokens of each: pads (later ids replace them), ids
+        columns = [[*range(len(traj.ids), traj.cached + q), *range(traj.cached, len(traj.ids))] for traj in trajs]
+        self.columns = torch.tensor(columns)  # (b,q)
+        self.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
+        self.used = 1 + max(map(max, columns))
 
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
         new = torch.cat((keys.to(values.dtype), values), -1).transpose(1, 2)  # (b,q,heads,2*width)
@@ -601,7 +602,7 @@ def load_models(cfg):
     if cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
-    folder = Path(f"{cfg.source}")  # owner/name may be a hub id, unless there is a folder "owner"
+    folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
@@ -609,9 +610,9 @@ def load_models(cfg):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
-        if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
-            with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
-                critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
+    if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
+        with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
+            critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
             critic.to(cfg.device)
     need(not report["missing_keys"], f"--model {cfg.model} cannot be used: its files lack weights")
     ref = copy.deepcopy(policy) if cfg.trains and cfg.kl_coef else None
@@ -672,7 +673,7 @@ def restore(models, cfg):  # -> the log when it was saved
         need(state["origin"] == cfg.origin, f"{cfg.resume}: go on as {state['origin']}, not as {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
-            if hasattr(part, "state_dict") and (name in state or name != "ref"):  # --kl-coef 0 saves no ref
+            if part and name in state:  # not ref with --kl-coef 0
                 part.load_state_dict(state[name])
         return state["log"]
 

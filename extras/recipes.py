@@ -317,7 +317,7 @@ def own_model(cfg):
     It is saved once, so that critic and reference can be made of it, too. What the program asks of a policy, as all causal
     models of transformers have it: get_decoder(), get_output_embeddings(), save_pretrained(); and a call with input_ids,
     position_ids, past_key_values (each layer calls its `update`), attention_mask (b,1,q,columns), which is added to the
-    scores, and logits_to_keep (places in the row). Whatever is done to logits after the head must not matter."""
+    scores, and logits_to_keep=1 (only the last logits). Whatever is done to logits after the head must not matter."""
     tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
     shape = transformers.LlamaConfig(
         vocab_size=len(tok),

@@ -138,7 +138,7 @@ class Scripted(torch.nn.Module):
             self.turn += 1
             self.t = 0
         answer = self.answers[min(self.turn, len(self.answers) - 1)]
-        logits = torch.zeros(len(input_ids), len(logits_to_keep), self.vocab)
+        logits = torch.zeros(len(input_ids), logits_to_keep, self.vocab)
         logits[:, :, answer[self.t % len(answer)]] = 50.0
         return SimpleNamespace(logits=logits)
 
