@@ -477,7 +477,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
     if dead:
-        end = f"ended at {i}: returns were equal ten times. Collapsed? python plots.py collapse {cfg.out!r}"
+        end = f"ended at {i}: no update in ten iterations. Collapsed? python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nwatch:   python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
@@ -767,7 +767,7 @@ def parse_config(argv=None, config=Config):  # -> config: from argv, else from t
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
-    with or_say(f"{run}/config.json cannot be used: damaged (put it back), or a script's own options?"):
+    with or_say(f"{run}/config.json cannot be used: damaged (put it back)? Or a script's own options (@dataclass)?"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
             need(settings, f"--resume {run}: no run with checkpoint and settings (give RUN, not RUN/checkpoint)")
