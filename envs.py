@@ -84,8 +84,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Other seeds may draw the same level, so seeds
-    alone hold nothing out. So a hash marks a quarter of all levels (with their initial states) as held out.
+    """The level of a seed (cached: do not change it). Other seeds may draw the same level, so seeds alone hold
+    nothing out. So a hash marks a quarter of all levels as held out: of pairs (map, start), no whole maps.
     Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)

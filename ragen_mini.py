@@ -11,7 +11,7 @@
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
     python ragen_mini.py --model RUN --play 8             see it play level 8
 
-Words (new to RL? first the text of the tutorial's parts 3 and 4: half an hour)
+Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
@@ -59,7 +59,7 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-NOT_FINITE = "stopped: log-probs or gradients not finite: --resume RUN, a lower --lr (again? RUN is damaged)"
+NOT_FINITE = "stopped: log-probs or gradients not finite: --resume RUN, a lower --lr (at once again? RUN is damaged)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow
 
@@ -78,7 +78,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token: all the answer led to it (above: 2 moves)
+        self.reward = []  # a turn's reward is on its last token: all the answer led to it (above: -0.1 a move)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -224,13 +224,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README."""
-    unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}: take the other --algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
+    unused = "of_group" if cfg.algo == "ppo" else "gae"
+    need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}: take the other --algo")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -269,8 +269,8 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. If gamma = lambda = 1 (below), A_t = rewards to come - v_t.
+    """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come. next:
+    the next column *that the model wrote*. Below gamma = lambda = 1: A = what came - v. (lambda = 0: A = delta)
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -292,7 +292,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 1 of 16
     bandit pulls is risky; the others pay 0.15. Its A is 3.75 if it pays 1 (1 in 4), else -3.75: mean -1.9,
-    though its arm is better. (R_i is in its own mean, unlike in RLOO: that only scales A, by 1 - 1/N.)"""
+    though its arm is better ("mean": 0.09). R_i is in its own mean, unlike in RLOO: that only scales A."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -307,7 +307,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1); see `on_grid`
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo == "ppo":  # baseline: the critic's forecast
@@ -323,8 +323,8 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. At first ratios are 1: a step
-    along A grad log pi (tutorial, part 3). Later they correct for pi_old. If clip(ratio) A is less: no push.
+    """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio A is
+    ratio A grad log pi. The ratio begins at 1, and corrects for pi_old later. Is clip(ratio) A less: no push.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -404,7 +404,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, cumsum's first maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # n columns are n + 1 ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # 1 more id than columns
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -466,7 +466,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
             stop |= bool(STOP)  # Ctrl-C
-            stop |= watch(row, trajs, learned, models, cfg) == True  # "==", as a lambda may return its row
+            stop |= watch(row, trajs, learned, models, cfg) == True  # only True: a lambda may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -558,7 +558,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys (fp32 under autocast) and values of ids[:traj.cached]. transformers only calls `update`."""
+    """Keys and values of ids[:traj.cached]. transformers only calls `update`."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
@@ -569,7 +569,7 @@ class KVCache:
         self.used = 1 + max(map(max, columns))
 
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
-        new = torch.cat((keys.to(values.dtype), values), -1).transpose(1, 2)  # (b,q,heads,2*width)
+        new = torch.cat((keys.to(values.dtype), values), -1).transpose(1, 2)  # autocast makes keys fp32
         stored = self.layers.get(layer, new[:, :0])  # at first it has no columns
         while stored.shape[1] < self.used:  # growing copies everything: so seldom, by 64 columns
             stored = nn.functional.pad(stored, [0] * 5 + [64])  # the last two axes stay as they are
@@ -654,7 +654,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
 
 def save(models, cfg):
     """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (for --resume, with config.json).
-    Files are replaced once all new ones are written: so the process may die at any moment."""
+    All new files are written before one is replaced. The process may die at any moment: trainer.pt is whole."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2; 32 episodes: one update, no clip
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 32 episodes: one update, at ratio 1
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
@@ -757,7 +757,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
-def parse_config(argv=None, config=Config):  # -> config: from argv, else from the run that it names
+def parse_config(argv=None, config=Config):  # -> config: what is typed, else what RUN had, else the default
     about = (f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
              f"    The script's own: {', '.join(config.__annotations__.keys() - Config.__annotations__) or 'none'}")
     parser = argparse.ArgumentParser(usage="see --help", description=about, argument_default=argparse.SUPPRESS,
