@@ -295,9 +295,9 @@ ENVS = {  # does skill carry over to a variant? --model RUN --env bandit_test --
 }
 
 
-def make(name, success_rate=0.8):  # -> Env; success_rate: for worlds that have one, such as lakes
+def make(name, success_rate=None):  # -> Env; success_rate: for lakes (None: the world's own)
     env = find_world(name)()
-    if hasattr(env, "success_rate"):
+    if success_rate is not None and hasattr(env, "success_rate"):
         env.success_rate = success_rate
     return env
 
@@ -353,7 +353,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
 
 
 @lru_cache
-def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=0.8):  # -> (2, horizon + 1)
+def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=None):  # -> (2, horizon + 1)
     need(horizon <= 200, f"random and optimal play: 200 actions at most, not {horizon}: lower --max-actions")
     env = make(name, success_rate)
     curves = []

@@ -161,7 +161,7 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
     text = cfg.first_tag + tok.decode(without_end, clean_up_tokenization_spaces=False)
     actions = parse_answer(text, env.actions, cfg.max_actions_per_turn)
     turn = {"state": env.render(), "answer": text, "valid": actions is not None, "tokens": len(written)}
-    bonus = float(env.bonus(turn))  # for what the model said: 0 in our worlds
+    bonus = env.bonus(turn)  # for what the model said: 0 in our worlds
     reward = FORMAT_PENALTY if actions is None else 0.0
     for action in actions or []:  # an invalid answer runs none
         if traj.actions_left == 0 or env.over:
@@ -602,7 +602,7 @@ def load_models(cfg):
     if cfg.small:
         torch.set_num_threads(1)  # more threads gain nothing
     torch.manual_seed(cfg.seed)  # for the critic's head
-    folder = Path(cfg.source)  # owner/name may be a hub id, unless there is a folder "owner"
+    folder = Path(f"{cfg.source}")  # owner/name may be a hub id, unless there is a folder "owner"
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
@@ -690,9 +690,9 @@ Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and --starpo-s (play: no level)
+class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and --starpo-s (play: none)
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
-    success_rate: Share = 0.8  # FrozenLake: chance of the intended move (paper: 1/3)
+    success_rate: Share = None  # lakes: chance of the intended move (None: the world's own, 0.8; paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     seed: int = 0  # of everything random in training. Evaluations and --play always sample alike
@@ -745,7 +745,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         for name, hint in get_type_hints(type(self), include_extras=True).items():  # from here on only checks
             kind, least, most = get_args(hint) or (hint, 0, 1e15)  # Annotated[int, 1, 256] -> int, 1, 256
             value = getattr(self, name)
-            if kind is str or name == "play" and value is None:
+            if kind is str or value == getattr(Config, name, ""):  # a default is right
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
@@ -767,7 +767,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
-    with or_say(f"{run}/config.json cannot be used: damaged (put it back)? Or a script's own options (@dataclass)?"):
+    with or_say(f"settings of {run}: is its config.json damaged, or by another script? (Is your Config a @dataclass?)"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
             need(settings, f"--resume {run}: no run with checkpoint and settings (give RUN, not RUN/checkpoint)")

@@ -151,6 +151,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("nine bad iterations at the end are a collapse", "len(success) - COLLAPSED_FOR + 1", "len(success) - COLLAPSED_FOR + 2"),
     ],
     "envs.py": [
+        ("a world's own success rate is overwritten", "if success_rate is not None and hasattr", "if hasattr"),
         ("yardsticks of one action less", "for left in range(horizon + 1)]", "for left in (0, *range(horizon))]"),
         ("held-out levels are trained on", "held_out == (seed in EVAL_SEEDS)", "True"),
     ],

@@ -105,7 +105,7 @@ def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys
     assert "frozenlake" in command(script, "--model", run, "--play", "0")
     assert "--token-cost -1.0: must be a number, 0 to 1e+15" in command(script, "--token-cost", "-1")
     assert "--patience 2.0: must be a number, 0 to 1" in command(script, "--patience", "2")
-    assert "a script's own options?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
+    assert "or by another script?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
 
 
 WORLD_AND_MAIN = """

@@ -399,6 +399,15 @@ def test_a_world_that_has_ended_or_does_not_know_an_action_refuses():
         env.step("Toss")
 
 
+def test_a_world_keeps_its_own_chance_of_a_slip_if_none_is_given():
+    class Slippery(envs.FrozenLake):
+        def __init__(self):
+            super().__init__(size=3, success_rate=0.4)
+    assert [envs.make(Slippery, rate).success_rate for rate in (None, 0.9, 0.0)] == [0.4, 0.9, 0.0]
+    by_default, as_it_is, sure = (envs.mean_yardsticks(Slippery, 5, range(8), *rate) for rate in ((), (0.4,), (1.0,)))
+    assert (by_default == as_it_is).all() and by_default[1, -1] < sure[1, -1] == 1
+
+
 def test_the_chance_of_a_slip_reaches_every_lake():
     """Also one that is made by a partial, as ENVS has them, and a subclass."""
     class Pond(envs.FrozenLake):
