@@ -309,7 +309,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or an existing FILE.py:CLASS")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (a run's: is it here?)")
     defined = run_file(file)
     need(class_name in defined, f"{name}: {file} does not define {class_name}")
     return defined[class_name]

@@ -59,7 +59,7 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-NOT_FINITE = "stopped: log-probs or gradients not finite: --resume RUN, a lower --lr (at once again? RUN is damaged)"
+NOT_FINITE = "stopped: log-probs or gradients not finite. Bad rewards, a damaged RUN? Else: --resume RUN, a lower --lr"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow
 
@@ -606,7 +606,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (a run's? see RUN/config.json)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -751,7 +751,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        need(not self.out.endswith("."), f"--out {self.out}: give the name of a new folder")
+        need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
         need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
@@ -766,7 +766,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
         how = {"action": "store_true"} if kind is bool else {"type": kind}
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
-    run = given.get("resume", re.sub(r"(^|[/\\])checkpoint[/\\]?$", "", given.get("model", "tiny")))
+    run = given.get("resume", re.sub(r"(^|[/\\]+)checkpoint[/\\.]*$", "", given.get("model", "tiny")) or ".")
     with or_say(f"settings of {run}: is its config.json damaged, or by another script? (Is your Config a @dataclass?)"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:

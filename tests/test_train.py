@@ -402,6 +402,24 @@ def test_a_setting_of_another_type_is_refused(setting, value, bandit, tmp_path):
         rm.parse_config(["--model", str(run)])
 
 
+@pytest.mark.parametrize("at, name", [
+    ("", "run"), ("", "run/checkpoint"), ("", "run/checkpoint//"), ("", "run/checkpoint/."), ("run", "."), ("run", "checkpoint"),
+    ("run", "checkpoint/"), ("run", "./checkpoint"), ("run/checkpoint", ".."), ("run/checkpoint", "../checkpoint")])
+def test_a_run_as_model_brings_its_settings_however_it_is_named(tmp_path, monkeypatch, at, name):
+    (tmp_path / "run/checkpoint").mkdir(parents=True)
+    (tmp_path / "run/config.json").write_text(json.dumps({"env": "bandit", "max_turns": 3}))
+    monkeypatch.chdir(tmp_path / at)
+    cfg = rm.parse_config(["--model", name, "--device", "cpu", "--play", "0"])
+    assert (cfg.env, cfg.max_turns) == ("bandit", 3) and Path(cfg.source).resolve() == tmp_path / "run/checkpoint"
+
+
+def test_a_config_of_ones_own_that_is_no_dataclass_is_told_so():
+    class Mine(rm.Config):
+        token_cost: float = 0.1
+    with pytest.raises(envs.UserError, match="Is your Config a @dataclass.*token_cost"):
+        rm.parse_config("--device cpu --token-cost 0.5".split(), Mine)
+
+
 def test_a_float_may_be_given_as_a_whole_number():
     assert rm.Config(temperature=3, kl_coef=0, device="cpu").temperature == 3
 
@@ -450,7 +468,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
     ("--algo dpo", "--algo dpo: must be ppo or grpo"), ("--adv-norm max", "--adv-norm max: must be std or mean"), ("--device moon", "cannot be loaded on --device moon"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
-    ("--out ..", "--out ..: give the name of a new folder"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
+    ("--out ..", "..: give the name of a folder (of a new one, or --resume RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
     ("--resume {tmp}", "no run with checkpoint"), ("--resume {tmp} --env bandit", "no run with checkpoint"), ("--device cuda", "CUDA")]
