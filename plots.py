@@ -110,7 +110,7 @@ def load(folder):  # -> Run
 
 # -------------------------------------------------------------------------- is it dead? did it collapse?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # This many iterations in a row below half of the peak are a collapse, fewer are a dip.
+COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without an update) are no mere dip.
 
 
 def is_dead(rows):  # no update in so many iterations: there was `nothing_to_compare`

@@ -126,9 +126,9 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 @functools.lru_cache  # the episodes of a group often read the same message
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
-    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", marks where to cut:
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                   dropped
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>  kept. [0] ends answers"""
+    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", stands for them:
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                       is cut off
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>      follows an answer"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # see encode
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
