@@ -21,7 +21,6 @@ which lists what can happen and how probable that is. `step` draws one of these 
 """
 import contextlib
 import itertools
-import math
 import runpy
 import sys
 import zlib
@@ -311,13 +310,13 @@ def find_world(name):  # -> the class or partial that makes the world
     file, _, class_name = str(name).rpartition(":")
     need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (a run's: is it here?)")
     defined = run_file(file)
-    need(class_name in defined, f"{name}: {file} does not define {class_name}")
+    need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
     return defined[class_name]
 
 
 @lru_cache  # running a file twice would define two different classes
 def run_file(file):  # -> what it defines
-    if Path(file) == Path(sys.argv[0]):  # the world is in the script that is running
+    if Path(file).resolve() == Path(sys.argv[0]).resolve():  # the world is in the script that is running
         return vars(sys.modules["__main__"])
     sys.path.append(str(Path(file).parent))  # it may import its neighbours
     return runpy.run_path(file)
@@ -363,11 +362,11 @@ def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=None):  # -> (
     return np.mean(curves, axis=0)
 
 
-def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p that was seen in n episodes
+def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p (or several) seen in n episodes
     shrink = 1 + z * z / n
     center = (p + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
-    return min(p, center - half), max(p, center + half)  # rounding must not put p = 0 or 1 outside
+    half = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    return np.minimum(p, center - half), np.maximum(p, center + half)  # rounding must not put p = 0 or 1 outside
 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"

@@ -1,4 +1,4 @@
-"""What one sees of a run: its log, a verdict (did it collapse? is it dead? then `train` ends it), pictures.
+"""What one sees of a run: its log, a verdict (is it dead? did it collapse?), pictures.
 
     python plots.py curves RUN                         a dashboard of one run: RUN/curves.png
     python plots.py curves RUN RUN ... --out both.png  several runs in one
@@ -113,7 +113,7 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without an update) are no mere dip.
 
 
-def is_dead(rows):  # no update in so many iterations: there was `nothing_to_compare`
+def is_dead(rows):  # no update in so many iterations, as there was `nothing_to_compare`? Then `train` ends it
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
 
 
@@ -166,15 +166,14 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
 
 
 def draw_evaluations(ax, runs, world):  # with intervals, random and optimal play
-    marks = set()  # pairs such as ("random", 0.2), each once
+    yardsticks = set()  # of all runs, such as ("random", 0.2), each once
     for number, (label, run) in enumerate(runs.items()):
         x, y = run.series(f"eval {world}")
         ax.plot(x, y, "-o", color=f"C{number}", lw=1, label=label)
-        intervals = [envs.interval(success, run.config["eval_prompts"]) for success in y]
-        low, high = np.array(intervals).reshape(-1, 2).T  # (-1, 2): there may be none
+        low, high = envs.interval(y, run.config["eval_prompts"])
         ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
-        marks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
-    for name, value in sorted(marks):
+        yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
+    for name, value in sorted(yardsticks):
         ax.axhline(value, color="0.4", lw=1, ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
     ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
@@ -189,7 +188,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
     finish_panel(ax, metric)
 
 
-def neighbours(y):  # (n,) -> n arrays: a value and those around it, 5 in all (or n / 20; in short runs fewer)
+def neighbours(y):  # (n,) -> n arrays: each value and those beside it (5 in all, n / 20 in long runs)
     half = min(len(y) // 4, max(2, len(y) // 40))
     return [y[max(0, i - half):i + half + 1] for i in range(len(y))]
 
@@ -208,12 +207,11 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    verdict = f"success peaks at {peak_at} (dotted: the best {WINDOW} iterations begin), {end}"
+    verdict = f"success peaks at {peak_at} (dotted: the first best {WINDOW} iterations begin), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}")
     iterations, _ = run.series("iteration")
-    columns = fig.subplots(3, 2, sharex=True).T  # of panels: SIGNALS go down the left one, then the right one
-    for ax, metric in zip(columns.flat, SIGNALS):
+    for ax, metric in zip(fig.subplots(3, 2, sharex=True).flat, SIGNALS):
         ax.plot(iterations, [row.get(metric) for row in run.rows], ".-", lw=1)  # None: a gap (no update)
         finish_panel(ax, metric)
         ax.axvline(peak_at, color="0.4", lw=1, ls=":")

@@ -23,7 +23,7 @@ class World(gymnasium.Env):
     metadata = {"render_modes": ["ansi"]}
     render_mode = "ansi"
 
-    def __init__(self, name, success_rate=0.8):
+    def __init__(self, name, success_rate=None):
         self.world = envs.make(name, success_rate)
         self.action_space = gymnasium.spaces.Discrete(len(self.world.actions))
         self.observation_space = gymnasium.spaces.Text(10_000, charset=string.printable + "√")

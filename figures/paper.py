@@ -649,7 +649,7 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
 def lessons_alone(config):  # -> success of what imitated the planner (the bandit's tossed a coin), before it was spoilt
     printed = Path(__file__).with_name("cold_start.txt").read_text().split("seed 1")[0]
     found = dict(re.findall(rf"^planner: {config['env']} (\S+) .* 0\.5: (\S+)", printed, re.M))
-    return found.get(f"{config['success_rate']:.2f}") or found["0.33"]  # but on the lake the rate means nothing
+    return found.get(f"{config['success_rate'] or 0.8:.2f}") or found["0.33"]  # but on the lake the rate means nothing
 
 
 # ---------------------------------------------------------------------------------------------------- claims
