@@ -84,8 +84,8 @@ class Env:
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level of a seed (cached: do not change it). Other seeds may draw the same level, so seeds alone hold
-    nothing out. So a hash marks a quarter of all levels as held out: of pairs (map, start), no whole maps.
-    Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
+    nothing out. So a hash marks a quarter of all levels: these are held out. (With another start, their maps
+    may be trained on.) Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
@@ -271,8 +271,9 @@ def carve(rng, size):  # -> set of cells
 
 
 def undo(state, floor):  # yields all other states from which one action leads to `state`
-    """now  _ P X    before, if the player walked right           P _ X
-                  before, if it walked right and pushed a box  P X _ """
+    """now                                          _ P X
+    before, if the player walked right           P _ X
+    before, if it walked right and pushed a box  P X _ """
     player, boxes = state
     for action in MOVES:
         back, ahead = shift(player, action, -1), shift(player, action)

@@ -372,7 +372,7 @@ def test_the_line_of_the_mistake_is_one_of_the_user():
 @pytest.mark.parametrize("text, says", [
     ("import envs\nclass Mine(envs.Env)\n    pass", "SyntaxError: expected ':' (mine.py, line 2)"),
     ("import envs\nimport nothing_of_that_name", "ModuleNotFoundError in <module>, line 2"),
-    ("Mine = 5", "it must be a class of its own (envs.Env)"),
+    ("Mine = 5", "does not define Mine (a class)"),
     ("class Mine:\n    actions = ()", "it must be a class of its own (envs.Env)"),
     ("Other = 5", "mine.py does not define Mine"),
     (None, "no world mine.py:Mine")])
