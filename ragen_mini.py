@@ -249,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     axis = None if cfg.algo == "ppo" else 1
-    return R.std(axis, correction=0).max() < 1e-4  # what is left, such as noise, PPO's whitening would blow up
+    return R.std(axis, correction=0).max() < 1e-4  # equal returns say nothing: whitening would blow up noise
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -302,7 +302,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO -> batch
     """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
-    must not depend on the token: then it changes the gradient's noise, not its mean (tutorial, part 3)."""
+    must hardly depend on the token: so it changes the gradient's noise, not its mean (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -540,9 +540,9 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But the
     cache has ids[:cached] (a row for each episode, a column for each position), and only the last logits are
-    made, as they are large. So shorter rows *begin* with pads (-). These go right of the ids, where no id looks:
-        holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
-        holds h, reads x            input - - x    into columns 2 3 1    then holds h x"""
+    made, as they are large. So shorter inputs begin with pads (-); in the cache these go right, where no id looks:
+        holds h h h, reads a b c    input a b c    columns 0 to 5 then hold    h h h a b c
+        holds h, reads x            input - - x    columns 0 to 3 then hold    h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made

@@ -333,6 +333,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "few different thoughts are left. That alone is harmless: it happens at the default rate, too." in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "few different thoughts are left. Harmless by itself: it happens at the default rate, too." in section
     assert 150 < rows[-1]["seconds"] < 210 and "Watch one (three minutes; other CPUs may end otherwise):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
