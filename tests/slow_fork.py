@@ -115,7 +115,6 @@ def test_what_the_pages_say_of_the_forks():
     assert list(counts.values()) == [(49, 80), (2, 80), (3, 80), (10, 72), (2, 72), (1, 72), (6, 72)]
     page = (ROOT / "figures/CLAIMS.md").read_text()
     assert "49 of 80 forks are lost, 2 without the cut, 3 with it if steps are capped at 0.3 learning rates." in page
-    assert "broke 49 of 80 copies of winning runs, against 2 of 80 " in (ROOT / "README.md").read_text()
     assert "10 of 72 unchanged forks (five from one run), 2 with the second moment kept up (floor), 1 with capped steps, 6 at a third of the rate" in page
     assert max(sum(some.lost) for some in fork_report.chosen(found, "lost", False, "as it is")) == 5
     ps = [float(row.split("|")[-2]) for row in fork_report.by_question(found).splitlines()[2:]]

@@ -316,7 +316,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "Per update **no benefit is shown**, nor excluded." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. At 311, after a gradient of 0.7, all answers are malformed (grey). Equal returns teach nothing, so training stops itself." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. At 311, after a jump to 0.7, all answers are malformed (grey). All returns are then equally bad, so training stops itself." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "Now returns differ by luck alone." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
@@ -324,11 +324,11 @@ def test_readme_findings_are_those_of_the_ledger():
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01 and "The model grows nearly sure: gradients" in section
-    assert "gradients shrink, but some jump." in section and "Long gradients go with [rare tokens](figures/rare_tokens.txt)," in section
+    assert "gradients shrink, but some jump." in section
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
-    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "but a longer one, 4.6 at 307, broke nothing at once." in section
+    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "A larger jump, to 4.6 at 307, had broken nothing at once: the cause is open." in section
     assert [longest[307], longest[310]] == [pytest.approx(4.6, abs=0.05), pytest.approx(0.7, abs=0.05)]
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
