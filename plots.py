@@ -113,7 +113,7 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without an update) are no mere dip.
 
 
-def is_dead(rows):  # no update in so many iterations, as there was `nothing_to_compare`? Then `train` ends it
+def is_dead(rows):  # so many iterations without an update (`nothing_to_compare`): `train` stops
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
 
 
@@ -207,7 +207,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     end = "no collapse"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
-    verdict = f"success peaks at {peak_at} (dotted: the first best {WINDOW} iterations begin), {end}"
+    verdict = f"success peaks at {peak_at} (dotted: the first of its best {WINDOW} iterations), {end}"
     fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}")
     iterations, _ = run.series("iteration")

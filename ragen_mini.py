@@ -84,7 +84,7 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.cache_row = group  # its row in the cache (skip until `read`). At first a group shares one
-        self.cached = 0  # that row holds ids[:cached], all but the newest token; `sample` sets it
+        self.cached = 0  # that row holds ids[:cached]. The rest is yet to be read
 
     @property
     def R(self):  # eq. 2
@@ -302,7 +302,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO -> batch
     """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
-    must hardly depend on the token: so it changes the gradient's noise, not its mean (tutorial, part 3)."""
+    that does not depend on the token changes the gradient's noise, not its mean (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -313,7 +313,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened (a token hardly counts)
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened: their mean is a baseline
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
