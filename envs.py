@@ -283,50 +283,6 @@ def undo(state, floor):  # yields all other states from which one action leads t
                 yield back, tuple(sorted({player, *boxes} - {ahead}))
 
 
-# ---------------------------------------------------------------------------------- names of worlds
-ENVS = {  # does skill carry over to a variant? --model RUN --env bandit_test --eval-only
-    "bandit": Bandit,
-    "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
-    "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
-    "sokoban": Sokoban,
-    "sokoban_large": partial(Sokoban, size=8, boxes=2),
-    "sokoban_newvocab": partial(Sokoban, symbols="W.GBCA@"),  # the same rooms
-    "frozenlake": FrozenLake,
-}
-
-
-def make(name, success_rate=None):  # -> Env; success_rate: for lakes (None: the world's own)
-    env = find_world(name)()
-    if success_rate is not None and hasattr(env, "success_rate"):
-        env.success_rate = success_rate
-    return env
-
-
-def find_world(name):  # -> the class or partial that makes the world
-    """`name`: a key of ENVS, or your own world as file.py:Class or as the class. NOTE: this runs the file."""
-    if isinstance(name, type):
-        return name
-    if name in ENVS:
-        return ENVS[name]
-    file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (a run's: is it here?)")
-    defined = run_file(file)
-    need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
-    return defined[class_name]
-
-
-@lru_cache  # running a file twice would define two different classes
-def run_file(file):  # -> what it defines
-    if Path(file).resolve() == Path(sys.argv[0]).resolve():  # the world is in the script that is running
-        return vars(sys.modules["__main__"])
-    sys.path.append(str(Path(file).parent))  # it may import its neighbours
-    return runpy.run_path(file)
-
-
-def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
-    return getattr(name, "__name__", str(name)).rpartition(":")[2]
-
-
 # -------------------------------------------------------------- yardsticks: random and optimal play
 def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and optimal play in 0, 1, ... actions
     """Exact, by recursion, because all probabilities are known:
@@ -375,6 +331,50 @@ def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
         return "success" if p else "no success"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
+
+
+# ---------------------------------------------------------------------------------- names of worlds
+ENVS = {  # does skill carry over to a variant? --model RUN --env bandit_test --eval-only
+    "bandit": Bandit,
+    "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
+    "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
+    "sokoban": Sokoban,
+    "sokoban_large": partial(Sokoban, size=8, boxes=2),
+    "sokoban_newvocab": partial(Sokoban, symbols="W.GBCA@"),  # the same rooms
+    "frozenlake": FrozenLake,
+}
+
+
+def make(name, success_rate=None):  # -> Env; success_rate: for lakes (None: the world's own)
+    env = find_world(name)()
+    if success_rate is not None and hasattr(env, "success_rate"):
+        env.success_rate = success_rate
+    return env
+
+
+def find_world(name):  # -> the class or partial that makes the world
+    """`name`: a key of ENVS, or your own world as file.py:Class or as the class. NOTE: this runs the file."""
+    if isinstance(name, type):
+        return name
+    if name in ENVS:
+        return ENVS[name]
+    file, _, class_name = str(name).rpartition(":")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (a run's: is it here?)")
+    defined = run_file(file)
+    need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
+    return defined[class_name]
+
+
+@lru_cache  # running a file twice would define two different classes
+def run_file(file):  # -> what it defines
+    if Path(file).resolve() == Path(sys.argv[0]).resolve():  # the world is in the script that is running
+        return vars(sys.modules["__main__"])
+    sys.path.append(str(Path(file).parent))  # it may import its neighbours
+    return runpy.run_path(file)
+
+
+def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
+    return getattr(name, "__name__", str(name)).rpartition(":")[2]
 
 
 # ------------------------------------------------------------------------------ what users are told

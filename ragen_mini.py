@@ -541,8 +541,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But the
     cache has ids[:cached] (a row for each episode, a column for each position), and only the last logits are
     made, as they are large. So shorter inputs begin with pads (-); in the cache these go right, where no id looks:
-        holds h h h, reads a b c    input a b c    columns 0 to 5 then hold    h h h a b c
-        holds h, reads x            input - - x    columns 0 to 3 then hold    h x - -"""
+        holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
+        holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
