@@ -328,7 +328,7 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
     if n == 1:
-        return "success" if p else "no success"
+        return "success here" if p else "no success here"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
@@ -359,7 +359,7 @@ def find_world(name):  # -> the class or partial that makes the world
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (a run's: is it here?)")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (is the file here?)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
     return defined[class_name]

@@ -202,9 +202,10 @@ def finish_panel(ax, metric):
 
 @matplotlib.style.context(STYLE)
 def collapse(run, out):  # draws SIGNALS -> the verdict, in words
-    need(run.series("success")[0].size, f"no {out}: no iteration is finished")
+    _, success = run.series("success")
+    need(success.size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
-    end = "no collapse"
+    end = "no collapse" if success.any() else "but nothing was won"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
     verdict = f"success peaks at {peak_at} (dotted: the first of its best {WINDOW} iterations), {end}"
@@ -227,7 +228,7 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", metavar="RUN")
     parser.add_argument("--out")
     args = parser.parse_args()
-    with or_say("no picture: config.json or log.jsonl is damaged, or the picture cannot be written"):
+    with or_say("no picture: it cannot be written there, or config.json or log.jsonl is damaged"):
         if args.what == "curves":
             print(curves(*args.folders, out=args.out))
         else:

@@ -606,7 +606,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (a run's? see RUN/config.json)"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -670,7 +670,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume}: go on as {state['origin']}, not as {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, which cannot become {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
             if part and name in state:  # not ref with --kl-coef 0
@@ -760,8 +760,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
 def parse_config(argv=None, config=Config):  # -> config: what is typed, else what RUN had, else the default
     about = (f"{__doc__}\nOptions (with - or _):\n\n{inspect.getsource(Config).split('    def ')[0]}"
              f"    The script's own: {', '.join(config.__annotations__.keys() - Config.__annotations__) or 'none'}")
-    parser = argparse.ArgumentParser(usage="see --help", description=about, argument_default=argparse.SUPPRESS,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(usage="%(prog)s [options] (--help lists them)", description=about,
+        argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in get_type_hints(config).items():
         how = {"action": "store_true"} if kind is bool else {"type": kind}
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
@@ -772,7 +772,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
         if "resume" in given:
             need(settings, f"--resume {run}: no run with checkpoint and settings (give RUN, not RUN/checkpoint)")
             need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
-                 f"--resume RUN keeps world, model, folder, method, evaluation. Others: --model {run} alone")
+                 f"--resume keeps world, model, folder, method, evaluation. To play, or anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):

@@ -245,9 +245,9 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --resume {runs}/mine", "mine has its 1 iterations: raise --iterations"),
     ("ragen_mini.py --resume ''", "--resume "),
     ("ragen_mini.py --resume .", "--resume .: "),
-    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume RUN keeps world, model, folder"),
-    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume RUN keeps world, model, folder"),
-    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume RUN keeps world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --eval-only", "--resume keeps world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --play 7", "--resume keeps world, model, folder"),
+    ("ragen_mini.py --resume {runs}/bandit --out elsewhere", "--resume keeps world, model, folder"),
     ("plots.py collapse {runs}/bandit --out x.png", "collapse needs no --out"),
     ("extras/elsewhere.py --eval-envs bandit_rev --env bandit --eval-only", "--eval-only evaluates in --env alone"),
     ("extras/elsewhere.py --env bandit", "in which worlds?"),
@@ -391,10 +391,10 @@ DAMAGE = [  # how, the command, what the user is told
     (text("log.jsonl", '{"iteration": 0}\n'), "plots.py collapse run", "no run/collapse.png: no iteration is finished"),
     (folder("log.jsonl"), "plots.py curves run", "run is not the folder of a run"),
     (delete("config.json"), "plots.py curves run", "run is not the folder of a run"),
-    (text("config.json", "{}"), "plots.py collapse run", "no picture: config.json or log.jsonl is damaged, or the picture cannot be written (KeyError('env')"),
-    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: config.json or log.jsonl is damaged, or the picture cannot be written (KeyError"),
-    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "no picture: config.json or log.jsonl is damaged"),
-    (blocked("collapse.png"), "plots.py collapse run", "the picture cannot be written (IsADirectoryError"),
+    (text("config.json", "{}"), "plots.py collapse run", "no picture: it cannot be written there, or config.json or log.jsonl is damaged (KeyError('env')"),
+    (text("log.jsonl", '{"reward": 0.5}\n'), "plots.py curves run", "no picture: it cannot be written there, or config.json or log.jsonl is damaged (KeyError"),
+    (text("log.jsonl", '{"iteration": 1, "success": "x"}\n'), "plots.py collapse run", "or config.json or log.jsonl is damaged"),
+    (blocked("collapse.png"), "plots.py collapse run", "it cannot be written there, or config.json or log.jsonl is damaged (IsADirectoryError"),
     (blocked("episode.png"), "extras/episode.py run", "cannot write run/episode.png"),
     (blocked("xray.html"), "extras/xray.py run", "cannot write run/xray.html"),
     (text("samples.jsonl", "{}\n"), "extras/episode.py run", "run/samples.jsonl is damaged (KeyError"),
@@ -446,14 +446,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run: go on as bandit-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match=r"run: go on as bandit-grpo-seed0 by ragen_mini.py, not as frozenlake-ppo-seed0"):
+    assert "run is bandit-grpo-seed0 by ragen_mini.py, which cannot become bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match=r"run is bandit-grpo-seed0 by ragen_mini.py, which cannot become frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
-    assert "by ragen_mini.py, not as bandit-grpo-seed0 by recipes.py rloo" in says
+    assert "by ragen_mini.py, which cannot become bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run: go on as Guess-grpo-seed0 by ragen_mini.py, not as bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "run is Guess-grpo-seed0 by ragen_mini.py, which cannot become bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
@@ -489,6 +489,7 @@ def test_a_run_that_never_learnt_can_be_seen(user, random_folder, drawn):
     assert user(f"ragen_mini.py --model {random_folder} --env bandit --out run {SMALL}")[0] == 0
     assert rows_of("run")[1]["updates"] == 0
     assert user("plots.py curves run")[0] == 0 and drawn
+    assert user("plots.py collapse run")[1].endswith(", but nothing was won\n")
 
 
 @pytest.mark.filterwarnings("error")

@@ -373,7 +373,7 @@ def test_a_run_that_goes_on_keeps_its_world(bandit):
     """Or a model that has learnt one would be trained in another, and saved over itself. Weights of another --model
     would not be used, only noted as the run's first ones."""
     for other in ("--env sokoban", f"--model {bandit[0]}", "--starpo-s", "--eval-prompts 9"):  # 9: intervals are of one number
-        with pytest.raises(envs.UserError, match="keeps world, model, folder, method, evaluation"):
+        with pytest.raises(envs.UserError, match="--resume keeps world, model, folder, method, evaluation"):
             rm.parse_config(["--resume", str(bandit[0]), *other.split()])
 
 
