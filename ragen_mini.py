@@ -404,7 +404,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, cumsum's first maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # 1 more id than columns
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # length + 1 ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -745,7 +745,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         for name, hint in get_type_hints(type(self), include_extras=True).items():  # from here on only checks
             kind, least, most = get_args(hint) or (hint, 0, 1e15)  # Annotated[int, 1, 256] -> int, 1, 256
             value = getattr(self, name)
-            if kind is str or value == getattr(Config, name, ""):  # a default is right
+            if kind is str or value is getattr(Config, name, ""):  # a default is right
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")

@@ -392,7 +392,7 @@ def test_starpo_s_beside_a_run_wants_its_three_values(also, bandit):
 
 
 @pytest.mark.parametrize("setting, value", [
-    ("prompts", None), ("rollouts", 4.0), ("max_turns", 2.5), ("lr", "0.001"), ("no_think", "false"), ("gamma", [1])])
+    ("prompts", None), ("rollouts", 4.0), ("rollouts", 16.0), ("max_turns", 2.5), ("lr", "0.001"), ("no_think", "false"), ("gamma", [1])])
 def test_a_setting_of_another_type_is_refused(setting, value, bandit, tmp_path):
     """As somebody writes it into config.json."""
     run = shutil.copytree(bandit[0], tmp_path / "edited")
