@@ -239,6 +239,7 @@ def test_the_picture_of_readme_is_what_its_words_say():
 
 def test_what_is_told_of_a_gpu_is_in_its_log():
     page, log = (ROOT / "extras/README.md").read_text(), (ROOT / "figures/gpu.txt").read_text()
+    assert set(re.findall(r": commit (\w+),", log)) == set(re.findall(r"gpu.txt\), commit (\w+);", page))
     for algo, name in (("ppo", "PPO, KL penalty"), ("grpo", "GRPO, no KL penalty")):
         rollout, rest, speed, tokens, memory = re.search(
             rf"^\| {algo} \| \S+ s \| (\S+) s \| (\S+) s \| (\d+) \| (\d+) \| (\S+) GiB \|$", log, re.M).groups()
