@@ -83,7 +83,7 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Other seeds may draw the same level, so seeds alone hold
+    """The level of a seed (cached: do not change it). Other seeds may draw the same level: seeds alone hold
     nothing out. So a hash marks a quarter of all levels: these are held out. (With another start, their maps
     may be trained on.) Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
     for attempt in range(1000):
@@ -319,11 +319,11 @@ def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=None):  # -> (
     return np.mean(curves, axis=0)
 
 
-def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p (or several) seen in n episodes
+def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p (or several) of n episodes
     shrink = 1 + z * z / n
     center = (p + z * z / (2 * n)) / shrink
     half = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
-    return np.minimum(p, center - half), np.maximum(p, center + half)  # rounding must not put p = 0 or 1 outside
+    return np.minimum(p, center - half), np.maximum(p, center + half)  # despite rounding, p is inside
 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"

@@ -110,7 +110,7 @@ def load(folder):  # -> Run
 
 # -------------------------------------------------------------------------- is it dead? did it collapse?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without an update) are no mere dip.
+COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without update) are no mere dip.
 
 
 def is_dead(rows):  # so many iterations without an update (`nothing_to_compare`): `train` stops

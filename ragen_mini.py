@@ -78,7 +78,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token: all the answer led to it (above: -0.1 a move)
+        self.reward = []  # a turn's reward is on its last token: all of it led there (above: -0.1 a move)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -269,8 +269,8 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come. next:
-    the next column *that the model wrote*. Below gamma = lambda = 1: A = what came - v. (lambda = 0: A = delta)
+    """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
+    next: the next column *that the model wrote*. Below gamma = lambda = 1: A = what came - v (lambda 0: delta).
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -300,20 +300,20 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
-def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO -> batch
+def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N): GRPO's -> batch
     """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
     that does not depend on the token changes the gradient's noise, not its mean (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1); see `on_grid`
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1): `on_grid`
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo == "ppo":  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitened: their mean is a baseline
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # the mean: a baseline, too
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -324,7 +324,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio A is
-    ratio A grad log pi; ratio begins at 1, later corrects for pi_old. Where clip(ratio) A is smaller: no push.
+    ratio A grad log pi; ratio begins at 1, later corrects for pi_old. Is clip(ratio) A smaller? No push.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -486,7 +486,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # draws levels' seeds (not EVAL_SEEDS), and one to sample and shuffle
+    rng = np.random.default_rng([cfg.seed, i])  # draws levels (not EVAL_SEEDS), and a seed to sample and shuffle
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
@@ -540,7 +540,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But the
     cache has ids[:cached] (a row for each episode, a column for each position), and only the last logits are
-    made, as they are large. So shorter inputs begin with pads (-); in the cache these go right, where no id looks:
+    made, as they are large. So shorter inputs begin with pads (-). In the cache these go right: no id looks there.
         holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
         holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
@@ -654,7 +654,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
 
 def save(models, cfg):
     """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (for --resume, with config.json).
-    All new files are written before one is replaced. The process may die at any moment: trainer.pt is whole."""
+    All new files are written before one is replaced. The process may die any time: trainer.pt is whole."""
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
