@@ -152,8 +152,8 @@ def test_readme_results_are_those_of_the_shipped_runs():
     cells = {world: " | ".join(numbers) for world, *numbers in rows}
     games = {"frozenlake": "gentle lake", "sokoban": "sokoban", "bandit": "bandit"}
     for game, world in games.items():
-        as_range = re.sub(r"\[(\S+), (\S+)\]", r"(\1–\2)", cells[world])  # [a, b] is an interval in README
-        assert f"\n{game} | {as_range}\n" in README
+        row, = re.findall(rf"^    {game} +(.*)", README, re.M)
+        assert re.sub(r" {2,}", " | ", row) == cells[world]
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
 
@@ -215,7 +215,7 @@ def test_what_a_real_model_learnt_is_what_its_logs_say():
     assert "from {} and {} in 40 iterations".format(*told) in page
     assert f"({second[1]:.2f} after ten iterations, {second[3]:.2f} after thirty)" in page
     assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4 and "Four of five seeds choose the better arm" in page
-    assert "masters the bandit in 4 of 5 runs." in README
+    assert "masters the bandit in 4 of 5 runs (one nearly did before), the lake's map in none." in README
     assert max(success[f"bandit-seed{seed}"][0] for seed in range(1, 6)) == pytest.approx(0.95, abs=0.005)
     assert all(row["eval"]["frozenlake"] < 0.2 for name in ("lake-seed1", "lake-seed2") for row in reports[name]["rows"] if "eval" in row)
     assert "nothing is learnt: success does not rise above that of random play, 0.20." in page
@@ -293,7 +293,7 @@ def test_readme_findings_are_those_of_the_ledger():
     section = README.split("## The Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
     table, held = [], []
-    words = ("PPO (16 an iteration)", None, "StarPO-S (4)", None)  # four times the levels, the random quarter: CLAIMS.md
+    words = ("PPO (16 an iteration)", None, "StarPO-S (4)", "random groups (4)")  # four times the levels: CLAIMS.md
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
         updates = [row.get("updates", 0) for run in won for row in run.rows]
@@ -307,17 +307,18 @@ def test_readme_findings_are_those_of_the_ledger():
             assert int(re.search(r"\d+", name)[0]) == max(updates), name
             assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == late, "the rule in updates counts as many"
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
-    (ppo, _, ppo_late), (s, s_early, s_late) = table
+    (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
     assert 400 * 16 == 1600 * 4 == 6400, "PPO's 400 iterations are its 6,400 updates, StarPO-S needs 1,600"
-    assert f"    400 iterations      {ppo_late}     {s_early}\n    6,400 updates       {ppo_late}    {s_late}\n" in README
+    for row, counts in zip(re.findall(r"^    (?:400 iterations|6,400 updates) {2,}(.*)", README, re.M), ((ppo_late, s_early, r_early), ("the same", s_late, r_late)), strict=True):
+        assert tuple(re.split(" {2,}", row)) == counts
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        assert low < 0 < high and max(-low, high) > 1600 and "Per update **no benefit is shown**, nor excluded: so few runs reveal only large effects." in section
+        assert low < 0 < high and max(-low, high) > 1600 and "Per update **no benefit is shown**, nor excluded: so few runs reveal only large effects." in section and "and random groups do as well" in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "At 311, after a jump, all answers are malformed (grey). With all returns equal nothing can be compared, so training stops itself." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "At 311, after a jump, all answers are malformed (grey). As all returns are equal, updates are skipped; after ten such iterations training stops." in section
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "Returns now differ by luck alone." in section
     assert min(row["success"] for row in rows[30:310]) > 0.97, "it practically always chooses Engineer"
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
@@ -325,7 +326,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01 and "2. **It grows sure.**" in section
-    assert "Gradients shrink, but some jump, mostly where a [rare token]" in section
+    assert "gradients shrink, but some jump, mostly at [rare tokens]" in section
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
@@ -335,5 +336,5 @@ def test_readme_findings_are_those_of_the_ledger():
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "few different thoughts are left. Harmless by itself: it happens at the default rate, too." in section
-    assert 150 < rows[-1]["seconds"] < 210 and "Watch one (three minutes; other CPUs may end otherwise):" in section
+    assert 150 < rows[-1]["seconds"] < 210 and "Watch one (three minutes; CPUs differ):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
