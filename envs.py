@@ -83,9 +83,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Other seeds may draw the same level: seeds alone hold
-    nothing out. So a hash marks a quarter of all levels: these are held out. (With another start, their maps
-    may be trained on.) Seeds in EVAL_SEEDS redraw until a level is marked, all others until one is not."""
+    """The level of a seed (cached: do not change it). As seeds may draw the same level, a hash of level and
+    initial state marks a quarter of them: EVAL_SEEDS redraw until it does, all other seeds until it does not."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
@@ -205,8 +204,7 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k (one box: 1 to 8, two: 4 to 16) and then one of layer k's states are drawn. If there is none, room
-        *and* k are drawn anew. Many rooms lack high layers, so small k are more frequent."""
+        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. If there is none, all is drawn anew."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None

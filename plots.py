@@ -12,37 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib.figure
 import matplotlib.style
 import numpy as np
+from matplotlib.figure import Figure
 
 import envs
 from envs import need, or_say
 
-TITLES = {  # a column of log.jsonl (a metric): the title of its panel, with what to look for
-    "reward": "mean return (training)\nan invalid turn costs 0.1",
-    "success": "success (training)\ncollapse: for long below half its peak",
-    "valid": "share of valid turns\ninvalid ones run no action",
-    "reward_std": "in-group return std\n0: each group's returns are equal",
+TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it, what is good, bad or usual
+    "success": "success (training)\nshould rise; collapse: below half for long",
+    "reward": "mean return (training)\nshould rise; an invalid turn costs 0.1",
+    "valid": "share of valid turns\ngood: 1; invalid turns run no action",
+    "reward_std": "in-group return std\nbad: 0 (equal returns in each group)",
+    "kl": "KL: log pi_old - log pi_ref\nrises as it leaves the first model",
+    "grad_norm": "mean gradient norm of the updates\nbefore clipping to 1; near 0: it stands still",
+    "grad_norm_max": "largest gradient norm\nbefore clipping to 1; beware of jumps",
     "entropy": "entropy per token\nfalls as the model decides",
-    "grad_norm": "mean gradient norm of the updates\nthe policy's, before it is clipped to 1",
-    "grad_norm_max": "largest gradient norm\nthe policy's, before it is clipped to 1",
-    "kl": "KL: log pi_old - log pi_ref\ndistance from the first model",
-    "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
-    "think_length": "words per thought\nnear 0: thoughts are empty",
     "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: all alike",
+    "think_length": "words per thought\nnear 0: thoughts are empty",
+    "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
+HEADINGS = {"reward_std": "How does it learn?\n\n\n", "entropy": "What does it write?\n\n\n"}  # above titles
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
-    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5,
-    "font.size": 9.5, "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90}]
+    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5, "font.size": 9.5,
+    "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90, "figure.constrained_layout.use": True}]
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R (P,N). learned: of each slice (batch, its updates' statistics)
-    turns = []
-    for traj in trajs:
-        turns += traj.turns
+def log_columns(trajs, R, learned):  # R: returns (P,N). learned: by slice, its batch, its updates' statistics
+    turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
     row = {
@@ -57,9 +56,9 @@ def log_columns(trajs, R, learned):  # R (P,N). learned: of each slice (batch, i
         "turns": len(turns) / len(trajs),
     }
     steps, kl = [], []
-    for batch, of_updates in learned:  # without an update ({}, [])
+    for batch, of_updates in learned:  # ({}, []) without an update
         steps += of_updates
-        if "kl" in batch:  # of the kept groups; none without an update, or with --kl-coef 0
+        if "kl" in batch:  # of the kept groups; not with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())
     if steps:
         for name in steps[0]:  # policy_loss, grad_norm, ...: see `updates`
@@ -96,13 +95,13 @@ class Run:
 
     def series(self, metric):  # -> iterations, values: of the rows that have it
         rows = [row for row in self.rows if row.get(metric) is not None]
-        values = np.array([row[metric] for row in rows], dtype=float)
+        values = np.array([row[metric] for row in rows], float)
         return np.array([row["iteration"] for row in rows]), values
 
 
 def load(folder):  # -> Run
     config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
-    need(config.is_file() and log.is_file() and log.stat().st_size, f"{folder} is not the folder of a run with a log")
+    need(config.is_file() and log.is_file(), f"{folder} is not the folder of a run with a log")
     with or_say(f"{folder}: config.json or log.jsonl is damaged"):
         lines = log.read_text().split("\n")[:-1]  # after the last \n a line may be unfinished
         return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
@@ -113,7 +112,7 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without update) are no mere dip.
 
 
-def is_dead(rows):  # so many iterations without an update (`nothing_to_compare`): `train` stops
+def is_dead(rows):  # asked by `train` after each iteration: so many without an update, and it stops
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
 
 
@@ -125,8 +124,8 @@ def peak_and_collapse(run):  # -> their iterations: the first peak, even if it i
     The peak is at 3, where the window with the highest mean, 1.0, begins. The collapse is at 6: there and in
     the next two iterations success itself (not its mean) is below half of 1.0. Later it may recover."""
     iterations, success = run.series("success")
-    n = min(WINDOW, len(success))
-    means = np.convolve(success, np.ones(n) / n, "valid")  # whole windows; [i]: of success[i:i + n]
+    width = min(WINDOW, len(success))
+    means = np.convolve(success, np.ones(width) / width, "valid")  # [i]: of success[i:i + width]
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success) - COLLAPSED_FOR + 1):
@@ -151,46 +150,52 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
         worlds |= run.yardsticks
         for row in run.rows:
             logged |= row.keys()
-    panels = [(draw_evaluations, world) for world in worlds]
-    panels += [(draw_training, metric) for metric in metrics if metric in logged]
-    need(panels, "there is no curve yet: nothing was trained or evaluated")
-    n_rows = math.ceil(len(panels) / per_row)
-    fig = matplotlib.figure.Figure(figsize=(12, 2.7 * n_rows + 0.5), layout="constrained")  # needs no display
-    for place, (draw, name) in enumerate(panels, 1):
-        draw(fig.add_subplot(n_rows, per_row, place), runs, name)
+    metrics = [metric for metric in metrics if metric in logged]
+    n_rows = math.ceil((len(worlds) + len(metrics)) / per_row)
+    need(n_rows, "there is no curve yet: nothing was trained or evaluated")
+    fig = Figure(figsize=(12, 2.9 * n_rows + 0.6))  # needs no display
+    for place, world in enumerate(worlds, 1):
+        draw_evaluations(fig.add_subplot(n_rows, per_row, place), runs, world)
+    for place, metric in enumerate(metrics, len(worlds) + 1):
+        ax = fig.add_subplot(n_rows, per_row, place)
+        draw_training(ax, runs, metric)
+        ax.set_title(HEADINGS.get(metric, ""), loc="left", weight="bold")
+    fig.axes[0].set_title("Look here first: does it win?\n\n\n", loc="left", weight="bold")
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    fig.suptitle(" / ".join(sorted(subjects)) + " (training: the thick line is the median of neighbours)")
+    fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
     fig.savefig(out)
     return out
 
 
-def draw_evaluations(ax, runs, world):  # with intervals, random and optimal play
+def draw_evaluations(ax, runs, world):  # dotted: random and optimal play
     yardsticks = set()  # of all runs, such as ("random", 0.2), each once
-    for number, (label, run) in enumerate(runs.items()):
-        x, y = run.series(f"eval {world}")
-        ax.plot(x, y, "-o", color=f"C{number}", lw=1, label=label)
-        low, high = envs.interval(y, run.config["eval_prompts"])
-        ax.fill_between(x, low, high, color=f"C{number}", alpha=0.15, lw=0)
+    for label, run in runs.items():
+        iterations, success = run.series(f"eval {world}")
+        ax.plot(iterations, success, "-o", label=label)  # in the next colour. The interval in the same one:
+        ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
         yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
     for name, value in sorted(yardsticks):
-        ax.axhline(value, color="0.4", lw=1, ls=":")
-        ax.text(0.98, value, f"{name} {value:.2f}", ha="right", va="bottom", transform=ax.get_yaxis_transform())
-    ax.set(title=f"success, {world}\nevaluation, 95% interval", xlabel="iteration")
+        ax.axhline(value, color="0.4", ls=":")
+        ax.annotate(f"{name} {value:.2f}", (0.98, value), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    finish_panel(ax, f"eval {world}")
+    ax.set_title(f"success, {world}\non evaluation levels, 95% interval")
     ax.set_ylim(-0.04, 1.15)  # shows a curve at 0, and has room for "optimal 1.00" above its line
 
 
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
-    for number, (label, run) in enumerate(runs.items()):
-        x, y = run.series(metric)
-        ax.plot(x, y, ".-", color=f"C{number}", lw=0.7, alpha=0.7)
-        ax.plot(x, list(map(np.median, neighbours(y))), color=f"C{number}", lw=2, label=label)
+    for label, run in runs.items():
+        iterations, values = run.series(metric)
+        smooth = list(map(np.median, neighbours(values)))  # no spikes; a fall stays as steep as it is
+        thin, = ax.plot(iterations, values, ".-", lw=0.7)
+        ax.plot(iterations, smooth, color=thin.get_color(), lw=2, label=label)
     finish_panel(ax, metric)
+    ax.scatter([0, 0], [0, 1], s=0)  # axes show 1, and 0 (where not logarithmic): flat curves look flat
 
 
 def neighbours(y):  # (n,) -> n arrays: each value and those beside it (5 in all, n / 20 in long runs)
-    half = min(len(y) // 4, max(2, len(y) // 40))
-    return [y[max(0, i - half):i + half + 1] for i in range(len(y))]
+    reach = min(len(y) // 4, max(2, len(y) // 40))  # to either side; in short runs less than 2
+    return [y[max(0, i - reach):i + reach + 1] for i in range(len(y))]
 
 
 def finish_panel(ax, metric):
@@ -202,22 +207,20 @@ def finish_panel(ax, metric):
 
 @matplotlib.style.context(STYLE)
 def collapse(run, out):  # draws SIGNALS -> the verdict, in words
-    _, success = run.series("success")
+    iterations, success = run.series("success")
     need(success.size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
     end = "no collapse" if success.any() else "but nothing was won"
     if collapsed_at is not None:
         end = f"collapse at {collapsed_at} (grey)"
     verdict = f"success peaks at {peak_at} (dotted: the first of its best {WINDOW} iterations), {end}"
-    fig = matplotlib.figure.Figure(figsize=(10, 6.5), layout="constrained")
-    fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}")
-    iterations, _ = run.series("iteration")
-    for ax, metric in zip(fig.subplots(3, 2, sharex=True).flat, SIGNALS):
-        ax.plot(iterations, [row.get(metric) for row in run.rows], ".-", lw=1)  # None: a gap (no update)
-        finish_panel(ax, metric)
-        ax.axvline(peak_at, color="0.4", lw=1, ls=":")
+    fig = Figure(figsize=(10, 7))
+    fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")
+    for ax, metric in zip(fig.subplots(3, 2).flat, SIGNALS):
+        draw_training(ax, {"": run}, metric)
+        ax.axvline(peak_at, color="0.4", ls=":")
         if collapsed_at is not None:
-            ax.axvspan(collapsed_at, iterations[-1], color="0.5", alpha=0.15, lw=0)
+            ax.axvspan(collapsed_at, iterations[-1], color="0.5", alpha=0.3)
     fig.savefig(out)
     return verdict
 
