@@ -446,7 +446,6 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 # ----------------------------------------------------------------------------- the loop, evaluation
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
-BAR = "{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}"
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
@@ -455,18 +454,19 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
-    with open_run(models, cfg) as (cfg, rows), tqdm(total=cfg.iterations, initial=len(rows[1:]), bar_format=BAR) as bar:
+    with (open_run(models, cfg) as (cfg, rows), tqdm(total=cfg.iterations, initial=len(rows[1:]),
+          bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}") as bar):
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
             dead = plots.is_dead(rows)  # ten iterations without an update
-            stop = dead or i == cfg.iterations
-            if cfg.eval_every and (stop or i % cfg.eval_every == 0):
+            finished = dead or i == cfg.iterations
+            if cfg.eval_every and (finished or i % cfg.eval_every == 0):
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop |= bool(STOP)  # Ctrl-C
-            stop |= watch(row, trajs, learned, models, cfg) == True  # True alone: a lambda may return its row
+            asked = watch(row, trajs, learned, models, cfg) == True  # nothing else: a lambda may return its row
+            stop = finished or asked or STOP  # STOP: Ctrl-C
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -475,7 +475,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 bar.set_postfix_str(f"won {row['success']:.2f}, valid {row['valid']:.2f} (in training)")
             if stop:
                 break
-    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {bar.total if i < bar.total else i + 30}"
+    end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {cfg.iterations + 30 * finished}"
     if dead:
         end = f"ended at {i}: no update in ten iterations. Collapsed? python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nwatch:   python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
@@ -511,8 +511,8 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     success = np.mean([traj.success for traj in trajs])
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1].tolist()
-    tell(f"{f'iteration {i}: ' if cfg.trains else ''}{world} {envs.with_interval(success, len(trajs))}  "
-         f"random {random:.2f}  optimal {best:.2f}")
+    when = f"iteration {i}: " if cfg.trains else ""
+    tell(f"{when}{world} {envs.with_interval(success, len(trajs))}  random {random:.2f}  optimal {best:.2f}")
     samples = [{"iteration": i, "env": world, "turns": traj.turns, "text":
                 f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"} for traj in trajs[:8]]
     return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
@@ -752,8 +752,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
-        need(self.algo in UNUSED_BY, f"--algo {self.algo}: must be ppo or grpo")
-        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: must be std or mean")
+        need(self.algo in UNUSED_BY and self.adv_norm in ("std", "mean"), "--algo must be ppo or grpo, --adv-norm std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
@@ -766,12 +765,13 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
         how = {"action": "store_true"} if kind is bool else {"type": kind}
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
-    run = given.get("resume", re.sub(r"(^|[/\\]+)checkpoint[/\\.]*$", "", given.get("model", "tiny")) or ".")
+    model = str(Path(given.get("model", "tiny")))  # without a "/" at the end
+    run = given.get("resume") or model.removesuffix("checkpoint") or "."  # RUN/checkpoint has RUN's settings
     with or_say(f"settings of {run}: is its config.json damaged, or by another script? (Is your Config a @dataclass?)"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
             need(settings, f"--resume {run}: no run with checkpoint and settings (give RUN, not RUN/checkpoint)")
-            need(not {"env", "model", "out", "play", "eval_only", "eval_prompts", "starpo_s"}.intersection(given),
+            need(given.keys().isdisjoint("env model out play eval_only eval_prompts starpo_s".split()),
                  f"--resume keeps world, model, folder, method, evaluation. To play, or anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
