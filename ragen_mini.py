@@ -249,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     axis = None if cfg.algo == "ppo" else 1
-    return R.std(axis, correction=0).max() < 1e-4  # equal returns say nothing: whitening would blow up noise
+    return R.std(axis, correction=0).max() < 1e-4  # equal returns say nothing (PPO's scaling would blow up noise)
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. Below gamma = lambda = 1: A = what came - v (lambda 0: delta).
+    next: the next column *that the model wrote*. Here gamma = lambda = 1, so A = what came - v (lambda 0: delta).
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -300,14 +300,14 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
-def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N): GRPO's -> batch
+def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
     """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
     that does not depend on the token changes the gradient's noise, not its mean (tutorial, part 3)."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1): `on_grid`
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo == "ppo":  # baseline: the critic's forecast
@@ -324,7 +324,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio A is
-    ratio A grad log pi; ratio begins at 1, later corrects for pi_old. Is clip(ratio) A smaller? No push.
+    ratio A grad log pi. ratio begins at 1. Where clip(ratio) A is the smaller, it is flat: no push.
          A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
          1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
          1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
@@ -404,7 +404,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, cumsum's first maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # length + 1 ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # its ids: one more than columns
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -529,20 +529,13 @@ def check_ratios(trajs, models, cfg):
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
-def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
-    if STOP:
-        raise KeyboardInterrupt
-    STOP.append("SIGINT")
-    print("\nfinishing this iteration, then saving (again: stop at once, as last saved)", file=sys.stderr)
-
-
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each row. But the
-    cache has ids[:cached] (a row for each episode, a column for each position), and only the last logits are
-    made, as they are large. So shorter inputs begin with pads (-). In the cache these go right: no id looks there.
-        holds h h h, reads a b c    input a b c    into columns 3 4 5    then holds h h h a b c
-        holds h, reads x            input - - x    into columns 2 3 1    then holds h x - -"""
+    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each of trajs, but
+    only ids that are not yet cached are read. Logits are large: they are made for the last column alone, so
+    shorter inputs begin with pads (-). In the cache these come last: no id looks there, later ids replace them.
+        cached h h h, reads a b c    input a b c    goes to columns 3 4 5    cached then h h h a b c
+        cached h, reads x            input - - x    goes to columns 2 3 1    cached then h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
@@ -558,7 +551,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values of ids[:traj.cached]. transformers only calls `update`."""
+    """Keys and values: a row for each episode, a column for each position. Each layer calls `update`."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
@@ -652,6 +645,13 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
         lock.release()
 
 
+def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
+    if STOP:
+        raise KeyboardInterrupt
+    STOP.append("SIGINT")
+    print("\nfinishing this iteration, then saving (again: stop at once, as last saved)", file=sys.stderr)
+
+
 def save(models, cfg):
     """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (for --resume, with config.json).
     All new files are written before one is replaced. The process may die any time: trainer.pt is whole."""
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, ratio 1
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups make one update
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
