@@ -32,7 +32,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
-HEADINGS = {"reward_std": "How does it learn?\n\n\n", "entropy": "What does it write?\n\n\n"}  # above titles
+HEADINGS = {"reward_std": "How does it learn?\n\n\n", "entropy": "What does it write?\n\n\n"}  # above a title
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5, "font.size": 9.5,
@@ -40,7 +40,7 @@ STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: returns (P,N). learned: by slice, its batch, its updates' statistics
+def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` returned, of each slice
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
@@ -190,10 +190,10 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
         thin, = ax.plot(iterations, values, ".-", lw=0.7)
         ax.plot(iterations, smooth, color=thin.get_color(), lw=2, label=label)
     finish_panel(ax, metric)
-    ax.scatter([0, 0], [0, 1], s=0)  # axes show 1, and 0 (where not logarithmic): flat curves look flat
+    ax.axhspan(0, 1, alpha=0)  # invisible, but axes show 0 (unless logarithmic) and 1: flat curves look flat
 
 
-def neighbours(y):  # (n,) -> n arrays: each value and those beside it (5 in all, n / 20 in long runs)
+def neighbours(y):  # (n,) -> n arrays: each value and those beside it (5 in all, n / 20 in long runs; fewer at the ends)
     reach = min(len(y) // 4, max(2, len(y) // 40))  # to either side; in short runs less than 2
     return [y[max(0, i - reach):i + reach + 1] for i in range(len(y))]
 
