@@ -465,8 +465,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            asked = watch(row, trajs, learned, models, cfg) == True  # nothing else: a lambda may return its row
-            stop = finished or asked or STOP  # STOP: Ctrl-C
+            stop = finished or bool(STOP)  # Ctrl-C. Asked before `watch`, where several processes may agree on it
+            stop |= watch(row, trajs, learned, models, cfg) == True  # nothing else: a lambda may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -556,10 +556,10 @@ class KVCache:
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
     def aim(self, trajs, q):  # where `update` will store q tokens of each: pads (later ids replace them), ids
-        columns = [[*range(len(traj.ids), traj.cached + q), *range(traj.cached, len(traj.ids))] for traj in trajs]
-        self.columns = torch.tensor(columns)  # (b,q)
+        self.columns = torch.tensor([[*range(len(traj.ids), traj.cached + q), *range(traj.cached, len(traj.ids))]
+                                     for traj in trajs])  # (b,q)
         self.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
-        self.used = 1 + max(map(max, columns))
+        self.used = int(self.columns.max()) + 1
 
     def update(self, keys, values, layer, *_):  # new tokens' (b, heads, q, width) -> (b, heads, used, width)
         new = torch.cat((keys.to(values.dtype), values), -1).transpose(1, 2)  # autocast makes keys fp32
