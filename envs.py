@@ -350,8 +350,7 @@ def make(name, success_rate=None):  # -> Env; success_rate: for lakes (None: the
     return env
 
 
-def find_world(name):  # -> the class or partial that makes the world
-    """`name`: a key of ENVS, or your own world as file.py:Class or as the class. NOTE: this runs the file."""
+def find_world(name):  # name: a key of ENVS, file.py:Class (runs the file), or a class -> class or partial
     if isinstance(name, type):
         return name
     if name in ENVS:

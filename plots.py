@@ -193,9 +193,10 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
     ax.axhspan(0, 1, alpha=0)  # invisible, but axes show 0 (unless logarithmic) and 1: flat curves look flat
 
 
-def neighbours(y):  # (n,) -> n arrays: each value and those beside it (5 in all, n / 20 in long runs; fewer at the ends)
-    reach = min(len(y) // 4, max(2, len(y) // 40))  # to either side; in short runs less than 2
-    return [y[max(0, i - reach):i + reach + 1] for i in range(len(y))]
+def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
+    for i in range(len(y)):
+        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # 5 in all, n / 20 in long runs; fewer at the ends
+        yield y[i - reach:i + reach + 1]
 
 
 def finish_panel(ax, metric):
