@@ -83,8 +83,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Two seeds may draw the same, yet no evaluation level may
-    be trained on. So a hash of level and state marks a quarter: EVAL_SEEDS redraw until it does, others until not."""
+    """The level of a seed (cached: do not change it). Two seeds may draw the same, yet no level of an
+    evaluation may be trained on. A hash marks a quarter: EVAL_SEEDS take only these, all others only the rest."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
@@ -204,7 +204,7 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. If there is none, all is drawn anew."""
+        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. If there is none, all anew."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -287,7 +287,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the mean over outcomes of value(next state, 0 if over, else left - 1)
-    In the room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees every state, a model one a turn."""
+    In the room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees every state, a model few."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache

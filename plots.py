@@ -32,7 +32,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
-HEADINGS = {"reward_std": "How does it learn?\n\n\n", "entropy": "What does it write?\n\n\n"}  # above a title
+HEADINGS = {"reward_std": "How does it learn?\n\n\n", "entropy": "What does it write?\n\n\n"}  # above titles
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5, "font.size": 9.5,
@@ -113,7 +113,7 @@ COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or wit
 
 
 def is_dead(rows):  # asked by `train` after each iteration: so many without an update, and it stops
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates"
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none
 
 
 def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None
@@ -195,7 +195,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
 
 def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
     for i in range(len(y)):
-        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # 5 in all, n / 20 in long runs; fewer at the ends
+        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # 5 in all, long runs: n / 20; ends: fewer
         yield y[i - reach:i + reach + 1]
 
 

@@ -212,7 +212,7 @@ def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for ea
     tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
     chosen = next_logps.gather(1, tokens).flatten().tolist()
     for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropy_of(next_logps).tolist()):
-        traj.cached = len(traj.ids)  # all of these were read; the new token was not
+        traj.cached = len(traj.ids)  # read by now (one read may serve a whole group); the new token is not
         traj.append(ids, sampled=True, logp=logp)  # ids: of one token
         traj.entropy += entropy
 
@@ -249,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     axis = None if cfg.algo == "ppo" else 1
-    return R.std(axis, correction=0).max() < 1e-4  # equal returns say nothing (and whitening, below, would blow up noise)
+    return R.std(axis, correction=0).max() < 1e-4  # they say nothing: whitening would blow up noise
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. Here gamma = lambda = 1, so A = what came - v (lambda 0: delta).
+    next: the next column *that the model wrote*. Here gamma = lambda = 1: A = what came - v (lambda 0: delta).
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -313,7 +313,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening. The mean: a baseline, too
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening (the mean: a baseline)
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -401,10 +401,10 @@ CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few 
 
 def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
     """Puts rows of similar length together, as many as MICRO_TOKENS allows. So little padding is needed."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, cumsum's first maximum
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: cumsum's first maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # its ids: one more than columns
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # it has length + 1 ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -465,8 +465,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop = finished or bool(STOP)  # Ctrl-C. Asked before `watch`, where several processes may agree on it
-            stop |= watch(row, trajs, learned, models, cfg) == True  # nothing else: a lambda may return its row
+            stop = finished or bool(STOP)  # Ctrl-C. Before `watch`, where processes may agree on it
+            stop |= watch(row, trajs, learned, models, cfg) == True  # not truthy: a lambda may return its row
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -486,7 +486,7 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # draws levels (not EVAL_SEEDS), and a seed to sample and shuffle
+    rng = np.random.default_rng([cfg.seed, i])  # draws levels (no EVAL_SEEDS), and a seed to sample, shuffle
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
@@ -525,15 +525,15 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # "cuda" is in "cuda:0". bf16 rounds more than fp32
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # ("cuda" in "cuda:0".) bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each of trajs, but
-    only ids that are not yet cached are read. Logits are large: they are made for the last column alone, so
-    shorter inputs begin with pads (-). In the cache these come last: no id looks there, later ids replace them.
+    only ids that are not yet cached are read. Logits (large) are made for the last column alone, so shorter
+    inputs begin with pads (-). Pads are stored behind the ids: no id looks there, the next replace them.
         cached h h h, reads a b c    input a b c    goes to columns 3 4 5    cached then h h h a b c
         cached h, reads x            input - - x    goes to columns 2 3 1    cached then h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups make one update
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, no clip
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
@@ -752,7 +752,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
              f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
-        need(self.algo in UNUSED_BY and self.adv_norm in ("std", "mean"), "--algo must be ppo or grpo, --adv-norm std or mean")
+        need(self.algo in UNUSED_BY and self.adv_norm in ("std", "mean"), "--algo ppo or grpo, --adv-norm std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
 
 
