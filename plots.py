@@ -32,7 +32,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
-HEADINGS = {"reward_std": "How does it learn?\n\n\n", "entropy": "What does it write?\n\n\n"}  # above titles
+HEADINGS = {"reward_std": "How does it learn?", "entropy": "What does it write?"}  # above these panels
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5, "font.size": 9.5,
@@ -159,8 +159,8 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
     for place, metric in enumerate(metrics, len(worlds) + 1):
         ax = fig.add_subplot(n_rows, per_row, place)
         draw_training(ax, runs, metric)
-        ax.set_title(HEADINGS.get(metric, ""), loc="left", weight="bold")
-    fig.axes[0].set_title("Look here first: does it win?\n\n\n", loc="left", weight="bold")
+        ax.annotate(HEADINGS.get(metric, ""), (0, 1.3), xycoords="axes fraction", weight="bold")
+    fig.axes[0].annotate("Look here first: does it win?", (0, 1.3), xycoords="axes fraction", weight="bold")
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
