@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-First glance at Models and Config, near the end. Then read as far as the cache; the rest can be skipped.
+cfg holds the settings (Config), models the networks (Models): both near the end. Past the cache, skip the rest.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # what follows an answer
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. Here gamma = lambda = 1: A = what came - v (lambda 0: delta).
+    next: the next column *that the model wrote*. lambda 1 (here): A = what came - v, noisy; 0: A = delta, biased.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -313,7 +313,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
     if cfg.algo == "ppo":  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
-        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening (the mean: a baseline)
+        adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
@@ -323,13 +323,13 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio A, clip(ratio) A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio A is
-    ratio A grad log pi. ratio begins at 1. Where clip(ratio) A is the smaller, it is flat: no push.
-         A    ratio    ratio A    clip(ratio) A    min takes        does this push the token's probability?
-         1     1.5       1.5          1.2          clip(ratio) A    no: it moved up far enough
-         1     0.5       0.5          0.8          ratio A          up again: it moved the wrong way
-        -1     0.5      -0.5         -0.8          clip(ratio) A    no: it moved down far enough
-        -1     1.5      -1.5         -1.2          ratio A          down again: it moved the wrong way"""
+    """-min(ratio * A, clip(ratio) * A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio * A is
+    ratio * A * grad log pi. Where clip(ratio) * A is the smaller, it is flat: no push. At first ratio is 1.
+         A    ratio    ratio * A    clip(ratio) * A    min is     does this push the token's probability?
+         1     1.5        1.5            1.2           clipped    no: it moved up far enough
+         1     0.5        0.5            0.8           not        up again: it moved the wrong way
+        -1     0.5       -0.5           -0.8           clipped    no: it moved down far enough
+        -1     1.5       -1.5           -1.2           not        down again: it moved the wrong way"""
     ratio = (logp - old_logp).exp()  # of a token's probability now, and when it was sampled
     unclipped = ratio * adv
     clipped = ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv
@@ -551,7 +551,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """Keys and values: a row for each episode, a column for each position. Each layer calls `update`."""
+    """A row for each episode, a column for each position. As `read` gives a mask, only `update` is called."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
