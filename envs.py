@@ -326,7 +326,7 @@ def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p 
 
 def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
     if n == 1:
-        return "success here" if p else "no success here"
+        return "won" if p else "not won"
     low, high = interval(p, n)
     return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
@@ -356,7 +356,7 @@ def find_world(name):  # name: a key of ENVS, file.py:Class (runs the file), or 
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (is the file here?)")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (as my_world.py:Guess)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
     return defined[class_name]
@@ -402,7 +402,7 @@ def or_say(advice):  # turns any exception of a library into our advice, followe
 if __name__ == "__main__":
     budgets = (1, 2, 5, 10, 15)
     print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
-    print(" " * 18 + "".join(f"{budget:>13}" for budget in budgets))
+    print(f"{'actions:':18}" + "".join(f"{budget:>13}" for budget in budgets))
     for name in ENVS:
         random, best = 100 * mean_yardsticks(name, max(budgets))
         print(f"{name:18}", *(f"{random[budget]:5.1f} /{best[budget]:5.1f}" for budget in budgets))

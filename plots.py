@@ -6,7 +6,6 @@
 """
 import argparse
 import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,11 +99,9 @@ class Run:
 
 
 def load(folder):  # -> Run
-    config, log = Path(folder, "config.json"), Path(folder, "log.jsonl")
-    need(config.is_file() and log.is_file(), f"{folder} is not the folder of a run with a log")
-    with or_say(f"{folder}: config.json or log.jsonl is damaged"):
-        lines = log.read_text().split("\n")[:-1]  # after the last \n a line may be unfinished
-        return Run(json.loads(config.read_text()), list(map(json.loads, lines)))
+    with or_say(f"{folder} is not the folder of a run, or its config.json or log.jsonl is damaged"):
+        lines = Path(folder, "log.jsonl").read_text().split("\n")[:-1]  # after the last \n it may be unfinished
+        return Run(json.loads(Path(folder, "config.json").read_text()), list(map(json.loads, lines)))
 
 
 # -------------------------------------------------------------------------- is it dead? did it collapse?
@@ -145,21 +142,23 @@ def curves(*folders, out=None):  # -> path of the picture
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
 def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
     """Panels: success in every world that was evaluated, then those of `metrics` that were logged."""
-    worlds, logged = {}, set()
+    logged = {}  # all their columns
     for run in runs.values():
-        worlds |= run.yardsticks
         for row in run.rows:
-            logged |= row.keys()
-    metrics = [metric for metric in metrics if metric in logged]
-    n_rows = math.ceil((len(worlds) + len(metrics)) / per_row)
-    need(n_rows, "there is no curve yet: nothing was trained or evaluated")
-    fig = Figure(figsize=(12, 2.9 * n_rows + 0.6))  # needs no display
-    for place, world in enumerate(worlds, 1):
-        draw_evaluations(fig.add_subplot(n_rows, per_row, place), runs, world)
-    for place, metric in enumerate(metrics, len(worlds) + 1):
-        ax = fig.add_subplot(n_rows, per_row, place)
-        draw_training(ax, runs, metric)
-        ax.annotate(HEADINGS.get(metric, ""), (0, 1.3), xycoords="axes fraction", weight="bold")
+            logged |= row
+    panels = [column for column in logged if column.startswith("eval ")]
+    for metric in metrics:
+        if metric in HEADINGS:
+            panels += ["."] * (-len(panels) % per_row)  # empty places: it begins a row
+        if metric in logged:
+            panels.append(metric)
+    need(panels, "there is no curve yet: nothing was trained or evaluated")
+    panels += ["."] * (-len(panels) % per_row)
+    fig = Figure(figsize=(12, 2.9 * len(panels) / per_row + 0.6))  # needs no display
+    for name, ax in fig.subplot_mosaic(np.reshape(panels, (-1, per_row))).items():
+        draw = draw_evaluations if name.startswith("eval ") else draw_training
+        draw(ax, runs, name)
+        ax.annotate(HEADINGS.get(name, ""), (0, 1.3), xycoords="axes fraction", weight="bold")
     fig.axes[0].annotate("Look here first: does it win?", (0, 1.3), xycoords="axes fraction", weight="bold")
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
     fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
@@ -168,17 +167,18 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
     return out
 
 
-def draw_evaluations(ax, runs, world):  # dotted: random and optimal play
+def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
+    world = metric.removeprefix("eval ")
     yardsticks = set()  # of all runs, such as ("random", 0.2), each once
     for label, run in runs.items():
-        iterations, success = run.series(f"eval {world}")
+        iterations, success = run.series(metric)
         ax.plot(iterations, success, "-o", label=label)  # in the next colour. The interval in the same one:
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
         yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
     for name, value in sorted(yardsticks):
         ax.axhline(value, color="0.4", ls=":")
         ax.annotate(f"{name} {value:.2f}", (0.98, value), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    finish_panel(ax, f"eval {world}")
+    finish_panel(ax, metric)
     ax.set_title(f"success, {world}\non evaluation levels, 95% interval")
     ax.set_ylim(-0.04, 1.15)  # shows a curve at 0, and has room for "optimal 1.00" above its line
 
@@ -232,7 +232,7 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", metavar="RUN")
     parser.add_argument("--out")
     args = parser.parse_args()
-    with or_say("no picture: it cannot be written there, or config.json or log.jsonl is damaged"):
+    with or_say("no picture: is --out writable, with an ending such as .png? Or is config.json or log.jsonl damaged?"):
         if args.what == "curves":
             print(curves(*args.folders, out=args.out))
         else:

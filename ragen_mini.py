@@ -59,7 +59,7 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
-NOT_FINITE = "stopped: log-probs or gradients not finite. Bad rewards, a damaged RUN? Else: --resume RUN, a lower --lr"
+NOT_FINITE = "stopped: log-probs or gradients not finite. Try --resume RUN, lower --lr (bad rewards? RUN damaged?)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow
 
@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # what follows an answer
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
@@ -230,7 +230,7 @@ def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its 
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
     unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(unused not in replaced, f"--algo {cfg.algo} does not use {unused}: take the other --algo")
+    need(unused not in replaced, f"--algo {cfg.algo} does not use your {unused}: take the other --algo")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
@@ -472,7 +472,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 save(models, cfg)
             if i:
                 bar.update()
-                bar.set_postfix_str(f"won {row['success']:.2f}, valid {row['valid']:.2f} (in training)")
+                bar.set_postfix_str(f"won {row['success']:.2f}, valid answers {row['valid']:.2f} (training)")
             if stop:
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {cfg.iterations + 30 * finished}"
@@ -599,7 +599,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device}"):
+    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (cpu, cuda, mps)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -621,7 +621,7 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
     """Makes a new folder, or takes that of --resume. In the `with` it is locked, Ctrl-C only asks to stop."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = list(map(json.loads, log.splitlines()))  # one for each iteration, from 0
-    need(len(rows) <= cfg.iterations, f"{cfg.resume} has its {len(rows) - 1} iterations: raise --iterations")
+    need(len(rows) <= cfg.iterations, f"{cfg.resume} is finished ({len(rows) - 1} iterations): raise --iterations")
     out = wanted = Path(cfg.resume or cfg.out or f"runs/{cfg.name}").expanduser()
     number = 1
     while out.exists() and not cfg.resume:
@@ -649,7 +649,7 @@ def ask_to_stop(*_):  # Ctrl-C, or a notebook's Interrupt
     if STOP:
         raise KeyboardInterrupt
     STOP.append("SIGINT")
-    print("\nfinishing this iteration, then saving (again: stop at once, as last saved)", file=sys.stderr)
+    print("\nfinishing this iteration, then saving (Ctrl-C again: stop at once, as last saved)", file=sys.stderr)
 
 
 def save(models, cfg):
@@ -670,7 +670,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} is {state['origin']}, which cannot become {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"{cfg.resume} was begun as {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
             if part and name in state:  # not ref with --kl-coef 0
@@ -770,9 +770,9 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
     with or_say(f"settings of {run}: is its config.json damaged, or by another script? (Is your Config a @dataclass?)"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
-            need(settings, f"--resume {run}: no run with checkpoint and settings (give RUN, not RUN/checkpoint)")
+            need(settings, f"--resume {run}: no such run, with checkpoint and settings (give RUN, not RUN/checkpoint)")
             need(given.keys().isdisjoint("env model out play eval_only eval_prompts starpo_s".split()),
-                 f"--resume keeps world, model, folder, method, evaluation. To play, or anew: --model {run}")
+                 f"--resume keeps env, model, out, starpo-s, eval-prompts. To play, or train anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
     of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
     for name in of_no_use.intersection(given):
@@ -787,7 +787,7 @@ def main(train=train, config=Config):  # a script may pass its own train(cfg), o
             train(cfg)
         else:
             _, samples = evaluate(0, load_models(cfg), cfg)
-            print(f"(random, optimal: on these levels. Blanks separate tokens: 1 0 is 10)\n\n{samples[0]['text']}")
+            print(f"(random, optimal: chances here. Blanks separate tokens: 1 0 is 10)\n\n{samples[0]['text']}")
         if STOP:  # `train` saved and returned early
             raise KeyboardInterrupt
     except KeyboardInterrupt:

@@ -156,7 +156,7 @@ def draw(reports, out):
         for seed in range(1, 1 + max(report["settings"]["seed"] for report in reports.values())):
             report = reports.get(f"{world}-seed{seed}", {"settings": SHARED | WORLDS[world], "rows": []})
             runs[f"seed {seed}"] = run = ledger.Run(report["settings"], report["rows"])
-        plots.draw_evaluations(ax, runs, envs.title(run.config["env"]))
+        plots.draw_evaluations(ax, runs, f"eval {envs.title(run.config['env'])}")
         ax.set_title(TITLES[world])
     shown = {}  # by seed, once
     for ax in fig.axes:

@@ -101,7 +101,7 @@ def test_a_finished_run_says_so_and_nothing_changes(whole, tmp_path):
     out = shutil.copytree(whole, tmp_path / "run")
     cfg = settings(f"--resume {out}")
     before = copy.copy(cfg)
-    with pytest.raises(envs.UserError, match="has its 4 iterations: raise --iterations"):
+    with pytest.raises(envs.UserError, match="is finished .4 iterations.: raise --iterations"):
         rm.train(cfg)
     assert cfg == before
     assert_same(out, whole)
@@ -207,7 +207,7 @@ def test_a_damaged_run_is_one_line_and_changes_nothing(what, half, tmp_path):
     before = {file: file.read_bytes() for file in left}
     told = fails(f"--resume {run}")
     named = [word for word in ("config.json", "trainer.pt") if word in what]
-    assert str(run) in told and all(word in told for word in named or ["no run with checkpoint"])
+    assert str(run) in told and all(word in told for word in named or ["no such run, with checkpoint"])
     for file, content in before.items():
         assert file.read_bytes() == content, file
     assert not Path("pwned").exists() and not (ROOT / "pwned").exists(), "a pickle was executed"
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_model_does_not_fit(half, run, tok, tmp_path):
 
 def test_fewer_iterations_than_were_done_lose_nothing(run):
     before = rows_of(run)
-    with pytest.raises(envs.UserError, match="has its .* iterations: raise"):
+    with pytest.raises(envs.UserError, match="is finished .* raise"):
         train(f"--resume {run} --iterations 1")
     assert rows_of(run) == before and len(saved_rows(run)) == 3 and settings(f"--resume {run}").iterations > 1
 

@@ -197,5 +197,5 @@ def test_the_command_line_trains_evaluates_and_plays(tmp_path, capsys):
     command_line("--model", tmp_path / "run", "--play", 7)
     shown = capsys.readouterr().out
     arms = re.search("Teacher and Engineer|Engineer and Teacher", envs.make("bandit").reset(7)[0])[0]
-    assert "(random, optimal: on these levels." in shown and arms in shown and re.search(r"return -?\d", shown)
+    assert "(random, optimal: chances here." in shown and arms in shown and re.search(r"return -?\d", shown)
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "neither of them makes a folder"

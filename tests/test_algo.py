@@ -533,7 +533,7 @@ def test_a_seam_that_the_algorithm_does_not_use_is_refused(cfg, algo, seam, monk
     cfg = rm.replace(cfg, algo=algo)
     trajs = [SimpleNamespace(R=float(i)) for i in range(cfg.rollouts)]
     monkeypatch.setattr(rm, "compute_advantages", lambda *_, **others: 1 / 0)  # what comes next
-    with pytest.raises(envs.UserError, match=f"--algo {algo} does not use {seam}"):
+    with pytest.raises(envs.UserError, match=f"--algo {algo} does not use your {seam}"):
         rm.learn(trajs, None, cfg, 0, **{seam: print})
     used, = {"of_group", "gae"} - {seam}
     with pytest.raises(ZeroDivisionError):

@@ -365,7 +365,7 @@ def test_the_last_line_of_a_dead_run_says_why(tmp_path, monkeypatch, capsys, ban
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
-    with pytest.raises(envs.UserError, match="has its 2 iterations: raise --iterations"):
+    with pytest.raises(envs.UserError, match="is finished .2 iterations.: raise --iterations"):
         rm.train(rm.parse_config(["--resume", str(bandit[0])]))
 
 
@@ -373,7 +373,7 @@ def test_a_run_that_goes_on_keeps_its_world(bandit):
     """Or a model that has learnt one would be trained in another, and saved over itself. Weights of another --model
     would not be used, only noted as the run's first ones."""
     for other in ("--env sokoban", f"--model {bandit[0]}", "--starpo-s", "--eval-prompts 9"):  # 9: intervals are of one number
-        with pytest.raises(envs.UserError, match="--resume keeps world, model, folder, method, evaluation"):
+        with pytest.raises(envs.UserError, match="--resume keeps env, model, out, starpo-s"):
             rm.parse_config(["--resume", str(bandit[0]), *other.split()])
 
 
@@ -471,7 +471,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--out ..", "..: give the name of a folder (of a new one, or --resume RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
-    ("--resume {tmp}", "no run with checkpoint"), ("--resume {tmp} --env bandit", "no run with checkpoint"), ("--device cuda", "CUDA")]
+    ("--resume {tmp}", "no such run, with checkpoint"), ("--resume {tmp} --env bandit", "no such run, with checkpoint"), ("--device cuda", "CUDA")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
