@@ -84,7 +84,7 @@ class Env:
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level of a seed (cached: do not change it). Two seeds may draw the same, yet no level of an
-    evaluation may be trained on. A hash marks a quarter: EVAL_SEEDS take only these, all others only the rest."""
+    evaluation may be trained on. A hash of level and state marks a quarter: EVAL_SEEDS take these, others the rest."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes

@@ -765,8 +765,8 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
         how = {"action": "store_true"} if kind is bool else {"type": kind}
         parser.add_argument(*{f"--{name.replace('_', '-')}", f"--{name}"}, help=argparse.SUPPRESS, **how)
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
-    model = str(Path(given.get("model", "tiny")))  # without a "/" at the end
-    run = given.get("resume") or model.removesuffix("checkpoint") or "."  # RUN/checkpoint has RUN's settings
+    model = Path(given.get("model", "tiny"))
+    run = given.get("resume", model.parent if model.name == "checkpoint" else model)  # RUN/checkpoint: RUN
     with or_say(f"settings of {run}: is its config.json damaged, or by another script? (Is your Config a @dataclass?)"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:

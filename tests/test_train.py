@@ -413,6 +413,14 @@ def test_a_run_as_model_brings_its_settings_however_it_is_named(tmp_path, monkey
     assert (cfg.env, cfg.max_turns) == ("bandit", 3) and Path(cfg.source).resolve() == tmp_path / "run/checkpoint"
 
 
+def test_a_folder_whose_name_only_ends_like_a_checkpoint_is_no_run(tmp_path, monkeypatch):
+    """runcheckpoint, beside a run of the name run."""
+    (tmp_path / "run/checkpoint").mkdir(parents=True)
+    (tmp_path / "run/config.json").write_text(json.dumps({"env": "bandit"}))
+    monkeypatch.chdir(tmp_path)
+    assert rm.parse_config("--model runcheckpoint --device cpu".split()).env == "frozenlake"
+
+
 def test_a_config_of_ones_own_that_is_no_dataclass_is_told_so():
     class Mine(rm.Config):
         token_cost: float = 0.1
