@@ -73,18 +73,18 @@ def drawn(pairs):  # -> figure
     measure = " on average" if pairs[0][0]["env"].startswith("bandit") else ""  # see `worth`
     before, after = max(pairs, key=lambda pair: shows_most(pair, sign))
     turns = before["turns"] + after["turns"]
-    height = max(len(before["turns"]), len(after["turns"])) + 1
     boards = any(is_board(rows_of(turn["state"])) for turn in turns)
     lines = max(sum(map(len, lines_of(turn))) for turn in turns)
     a_turn = max(1.4 if boards else 0, (lines + 2.3) * LINE / 72)  # all sizes in inches; the turn's number, blank lines
+    heights = [a_turn] * max(len(before["turns"]), len(after["turns"])) + [a_turn if boards else 0.5]  # of the end
     above, below = 0.3, 0.8  # title, explanation
-    whole = above + a_turn * height + below
+    whole = above + sum(heights) + below
     fig = matplotlib.figure.Figure(figsize=(9, whole))
     left, right = fig.add_gridspec(1, 2, left=0.02, right=0.99, wspace=0.04, top=1 - above / whole, bottom=below / whole)
     which = f"Of {len(pairs)} episodes (mean return {means[0]:.2f}, then {means[1]:.2f}) the one that {word} most{measure}."
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", y=0.1 / whole, va="bottom", fontsize=9)
-    draw(fig, left, height, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
-    draw(fig, right, height, after, f"after iteration {after['iteration']}")
+    draw(fig, left, heights, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
+    draw(fig, right, heights, after, f"after iteration {after['iteration']}")
     return fig
 
 
@@ -130,8 +130,8 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
     return pairs
 
 
-def draw(fig, place, height, sample, title):  # turn by turn, downwards; the board, and what was said
-    grid = place.subgridspec(height, 2, width_ratios=[1, 1.7], wspace=0.08, hspace=0.12)
+def draw(fig, place, heights, sample, title):  # turn by turn, downwards; the board, and what was said
+    grid = place.subgridspec(len(heights), 2, width_ratios=[1, 1.7], height_ratios=heights, wspace=0.08, hspace=0.12)
     colours = COLOURS.get(sample["env"], {})
     for row, turn in enumerate(sample["turns"]):
         ax = fig.add_subplot(grid[row, 0])
@@ -168,7 +168,7 @@ def draw_board(ax, state, colours):
     ax.set_axis_off()
     rows = rows_of(state)
     if not is_board(rows):
-        ax.text(0, 1, textwrap.fill(state, 22), va="top", transform=ax.transAxes)
+        ax.text(0, 1, textwrap.fill(state, 18), va="top", transform=ax.transAxes)
         return
     cells = np.array(rows)
     others = sorted(set(cells.flat) - colours.keys())  # of a world of your own

@@ -94,7 +94,7 @@ def test_a_state_in_words_is_written_as_it_is(tmp_path, drawn):
     text = ["The arms are Teacher and Engineer.", "You pulled Engineer."]
     run = written(tmp_path, [sample(0, 0, 0.0, "bandit", text), sample(20, 0, 1.0, "bandit", text)])
     episode.episode(str(run))
-    assert "You pulled Engineer." in words(drawn[0])
+    assert "You pulled Engineer." in [" ".join(text.split()) for text in words(drawn[0])]
 
 
 def test_the_luck_of_a_bandit_does_not_count(tmp_path, drawn):
