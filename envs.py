@@ -287,7 +287,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the mean over outcomes of value(next state, 0 if over, else left - 1)
-    In the room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees every state, a model few."""
+    In the room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees each state, a model one a turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache

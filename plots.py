@@ -109,7 +109,7 @@ WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky ro
 COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without update) are no mere dip.
 
 
-def is_dead(rows):  # asked by `train` after each iteration: so many without an update, and it stops
+def is_dead(rows):  # asked by `train` after each iteration: ten without an update end the run
     return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: short runs go on
 
 

@@ -324,7 +324,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """-min(ratio * A, clip(ratio) * A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio * A is
-    ratio * A * grad log pi. Where clip(ratio) * A is the smaller, it is flat: no push. At first ratio is 1.
+    ratio * A * grad log pi. Where clip(ratio) * A is the smaller, min is constant: no push. At first ratio is 1.
          A    ratio    ratio * A    clip(ratio) * A    min is     does this push the token's probability?
          1     1.5        1.5            1.2           clipped    no: it moved up far enough
          1     0.5        0.5            0.8           not        up again: it moved the wrong way
