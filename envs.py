@@ -356,7 +356,7 @@ def find_world(name):  # name: a key of ENVS, file.py:Class (runs the file), or 
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (as my_world.py:Guess)")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (tests/my_world.py:Guess)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
     return defined[class_name]

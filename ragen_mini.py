@@ -670,7 +670,7 @@ def save(models, cfg):
 def restore(models, cfg):  # -> the log when it was saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
-        need(state["origin"] == cfg.origin, f"{cfg.resume} was begun as {state['origin']}, not {cfg.origin}")
+        need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
             if part and name in state:  # not ref with --kl-coef 0

@@ -446,14 +446,14 @@ def test_a_checkpoint_does_not_go_on_as_another_run(runs, user, mistake):
     """A foreign trainer.pt, an edited config.json, or Config(resume=...), which knows no settings of the run."""
     shutil.copytree(runs / "bandit", "run")
     before = contents("run")
-    assert "run was begun as bandit-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
-    with pytest.raises(envs.UserError, match=r"run was begun as bandit-grpo-seed0 by ragen_mini.py, not frozenlake-ppo-seed0"):
+    assert "--resume keeps program, algo, seed: bandit-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed7 by" in mistake("ragen_mini.py --resume run --seed 7 --iterations 9")
+    with pytest.raises(envs.UserError, match=r"--resume keeps program, algo, seed: bandit-grpo-seed0 by ragen_mini.py, not frozenlake-ppo-seed0"):
         rm.train(rm.Config(resume="run", iterations=9, device="cpu"))
     says = mistake("extras/recipes.py rloo --resume run --iterations 9")
     assert "by ragen_mini.py, not bandit-grpo-seed0 by recipes.py rloo" in says
     assert contents("run") == before
     shutil.copy(runs / "mine/checkpoint/trainer.pt", "run/checkpoint/trainer.pt")
-    assert "run was begun as Guess-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
+    assert "--resume keeps program, algo, seed: Guess-grpo-seed0 by ragen_mini.py, not bandit-grpo-seed0" in mistake("ragen_mini.py --resume run --iterations 9")
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
