@@ -305,11 +305,11 @@ def test_readme_findings_are_those_of_the_ledger():
             _, early, late = ledger.lost_by_updates(won)
             table.append((name, early, late))
             assert int(re.search(r"\d+", name)[0]) == max(updates), name
+            assert max(updates) * won[0].config["iterations"] == 6400 and won[0].config["iterations"] in (400, 1600)
             assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == late, "the rule in updates counts as many"
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    assert 400 * 16 == 1600 * 4 == 6400, "PPO's 400 iterations are its 6,400 updates, StarPO-S needs 1,600"
     assert "PPO makes 16 updates an iteration, the others 4: 6,400 in 400 and in 1,600. Of those that had won (success 0.9), collapsed" in section
     for row, counts in zip(re.findall(r"^    (?:400 iterations|6,400 updates) {2,}(.*)", README, re.M), ((ppo_late, s_early, r_early), ("as above", s_late, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
@@ -320,7 +320,7 @@ def test_readme_findings_are_those_of_the_ledger():
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey). As all returns are equal, updates are skipped." in section
-    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "All choose Engineer, so returns differ by luck alone: advantages are mostly noise." in section
+    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "All choose Engineer, so returns differ by luck alone." in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer" in section
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
