@@ -24,14 +24,17 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "valid": "share of valid turns\ngood: 1; invalid turns run no action",
     "reward_std": "in-group return std\nbad: 0 (equal returns in each group)",
     "kl": "KL: log pi_old - log pi_ref\nrises as it leaves the first model",
-    "grad_norm": "mean gradient norm of the updates\nbefore clipping to 1; near 0: it stands still",
-    "grad_norm_max": "largest gradient norm\nbefore clipping to 1; beware of jumps",
+    "grad_norm": "mean gradient norm of the updates\nnear 0: it stands still",
+    "grad_norm_max": "largest gradient norm\nbeware of jumps (updates cut it to 1)",
     "entropy": "entropy per token\nfalls as the model decides",
     "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: all alike",
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
-HEADINGS = {"reward_std": "How does it learn?", "entropy": "What does it write?"}  # above these panels
+QUESTIONS = {  # a row of the dashboard each
+    "Look here first: does it win?": ("success", "reward", "valid"),
+    "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
+    "What does it write?": ("entropy", "distinct", "think_length", "response_length")}
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
 STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
     "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5, "font.size": 9.5,
@@ -140,28 +143,27 @@ def curves(*folders, out=None):  # -> path of the picture
 
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
-def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> out (a file, or a buffer)
-    """Panels: success in every world that was evaluated, then those of `metrics` that were logged."""
+def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a file, or a buffer)
+    """A row of panels for each question. The first ones: success in the worlds that were evaluated."""
     logged = {}  # all their columns
     for run in runs.values():
         for row in run.rows:
             logged |= row
+    rows = {}
     panels = [column for column in logged if column.startswith("eval ")]
-    for metric in metrics:
-        if metric in HEADINGS:
-            panels += ["."] * (-len(panels) % per_row)  # empty places: it begins a row
-        if metric in logged:
-            panels.append(metric)
-    need(panels, "there is no curve yet: nothing was trained or evaluated")
-    panels += ["."] * (-len(panels) % per_row)
-    fig = Figure(figsize=(12, 2.9 * len(panels) / per_row + 0.6))  # needs no display
-    for name, ax in fig.subplot_mosaic(np.reshape(panels, (-1, per_row))).items():
-        draw = draw_evaluations if name.startswith("eval ") else draw_training
-        draw(ax, runs, name)
-        ax.annotate(HEADINGS.get(name, ""), (0, 1.3), xycoords="axes fraction", weight="bold")
-    fig.axes[0].annotate("Look here first: does it win?", (0, 1.3), xycoords="axes fraction", weight="bold")
-    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
+    for question, metrics in questions.items():
+        panels += [metric for metric in metrics if metric in logged]
+        if panels:
+            rows[question] = panels
+        panels = []
+    need(rows, "there is no curve yet: nothing was trained or evaluated")
+    fig = Figure(figsize=(3 * max(map(len, rows.values())), 3 * len(rows) + 0.6))  # needs no display
+    for part, question in zip(fig.subfigures(len(rows), squeeze=False).flat, rows):
+        part.suptitle(question, x=0.01, ha="left", weight="bold")
+        for metric, ax in part.subplot_mosaic([rows[question]]).items():
+            draw = draw_evaluations if metric.startswith("eval ") else draw_training
+            draw(ax, runs, metric)
+    fig.suptitle("thin: each iteration; thick: running median")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
     fig.savefig(out)
     return out
@@ -169,18 +171,14 @@ def dashboard(runs, out, metrics=TITLES, per_row=4):  # runs: {label: Run} -> ou
 
 def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
     world = metric.removeprefix("eval ")
-    yardsticks = set()  # of all runs, such as ("random", 0.2), each once
     for label, run in runs.items():
         iterations, success = run.series(metric)
         ax.plot(iterations, success, "-o", label=label)  # in the next colour. The interval in the same one:
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
-        yardsticks.update(zip(("random", "optimal"), run.yardsticks.get(world, [])))
-    for name, value in sorted(yardsticks):
-        ax.axhline(value, color="0.4", ls=":")
-        ax.annotate(f"{name} {value:.2f}", (0.98, value), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    finish_panel(ax, metric)
-    ax.set_title(f"success, {world}\non evaluation levels, 95% interval")
-    ax.set_ylim(-0.04, 1.15)  # shows a curve at 0, and has room for "optimal 1.00" above its line
+        for name, value in zip(("random", "optimal"), run.yardsticks.get(world, [])):
+            ax.axhline(value, color="0.4", ls=":")
+            ax.text(0.98, value, f"{name} {value:.2f}", transform=ax.get_yaxis_transform(), ha="right", va="bottom")
+    finish_panel(ax, metric, f"success, {world}\non evaluation levels, 95% interval")
 
 
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
@@ -190,7 +188,6 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
         thin, = ax.plot(iterations, values, ".-", lw=0.7)
         ax.plot(iterations, smooth, color=thin.get_color(), lw=2, label=label)
     finish_panel(ax, metric)
-    ax.axhspan(0, 1, alpha=0)  # invisible, but axes show 0 (unless logarithmic) and 1: flat curves look flat
 
 
 def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
@@ -199,11 +196,14 @@ def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as aft
         yield y[i - reach:i + reach + 1]
 
 
-def finish_panel(ax, metric):
+def finish_panel(ax, metric, title=None):  # after its lines are drawn
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set(title=TITLES.get(metric, metric), xlabel="iteration")  # a column of your own: its name
+    ax.set(title=title or TITLES.get(metric, metric), xlabel="iteration")  # a column of your own: its name
     if metric.startswith("grad_norm"):
         ax.set_yscale("log")  # gradients vanish, and jump, by factors of a thousand
+    else:
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, -0.04), max(high, 1.15))  # shows 0 and 1, so that a flat curve looks flat
 
 
 @matplotlib.style.context(STYLE)

@@ -151,6 +151,7 @@ def train(cfg, pay):
     return result
 
 
+plots.QUESTIONS["Are its thoughts true?"] = ("claims", "true_claims")
 plots.TITLES |= {"claims": "share of turns that claim something", "true_claims": "share of claims that are true"}
 
 if __name__ == "__main__":

@@ -328,8 +328,8 @@ def draw(title, panels, out, columns):
     names_before = []
     for place, panel in enumerate(panels, 1):
         ax = fig.add_subplot(height, columns, place)
-        plots.finish_panel(ax, panel.metric)
-        ax.set_title(panel.title)
+        plots.finish_panel(ax, panel.metric, panel.title)
+        ax.autoscale(axis="y")  # the lines come now; finish_panel sets limits for those that are there
         if panel.metric.startswith("eval "):
             ax.set_ylim(0, 1.15)
         for label, runs in panel.lines.items():

@@ -92,7 +92,8 @@ def test_vanishing_gradients_can_be_seen(metric, scale):
     ax = plots.matplotlib.figure.Figure().add_subplot()
     ax.plot([1, 2, 3], [0.5, 0.6, 0.7])
     plots.finish_panel(ax, metric)
-    assert ax.get_yscale() == scale and ax.get_ylim()[0] > 0.4
+    low, high = ax.get_ylim()
+    assert ax.get_yscale() == scale and (0.4 < low and high < 0.8 if scale == "log" else low < 0 and 1 < high), "0 and 1 are seen"
 
 
 def test_pictures_of_broken_folders_are_one_line(tmp_path):
@@ -157,6 +158,7 @@ def test_readme_results_are_those_of_the_shipped_runs():
         assert re.sub(r" {2,}", " | ", row) == as_range
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
+    assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06 and "On sokoban it stays below its lessons. On the lake it barely beats them," in README
 
 
 def test_tiny_is_as_large_as_readme_says():
@@ -233,7 +235,7 @@ def test_the_picture_of_readme_is_what_its_words_say():
     (y, x), (goal_y, goal_x) = (np.argwhere(np.array(rows) == symbol)[0] for symbol in "PG")
     assert (goal_y - y, goal_x - x) == (1, 1) and "it is 1 down and 2 right" in first["answer"]
     assert after["iteration"] == 30 and first["reward"] == 0 and second["reward"] == 1
-    assert "After training the model thinks the goal is 2 right; it is 1. The edge stops it: it wins by luck." in README
+    assert "After training it wins with a wrong thought: the goal is 1 right, not 2, but the edge stops the second move." in README
     assert first["answer"].count("Right") == 2 and x + 1 == len(rows[0]) - 1, "the second one runs into the edge"
 
 
@@ -310,16 +312,17 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    assert "PPO makes 16 updates an iteration, the others 4: 6,400 in 400 and in 1,600. Of those that had won (success 0.9), collapsed" in section
+    assert "both make 4 updates an iteration, PPO 16." in section and "Collapsed, of those that had won (success 0.9) [95% interval]:" in section
     for row, counts in zip(re.findall(r"^    (?:400 iterations|6,400 updates) {2,}(.*)", README, re.M), ((ppo_late, s_early, r_early), ("as above", s_late, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        assert low < 0 < high and max(-low, high) > 1600 and "Per update **no benefit is shown**, nor excluded: the runs are few." in section
+        assert low < 0 < high and max(-low, high) > 1600 and "After equally many updates **no benefit is shown**, nor excluded: the runs are few." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey). As all returns are equal, updates are skipped." in section
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey), so all returns are equal. Then this program, unlike the paper's, skips updates, and ends after ten such iterations." in section
+    assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0] and "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "All choose Engineer, so returns differ by luck alone." in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer" in section
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
@@ -331,11 +334,11 @@ def test_readme_findings_are_those_of_the_ledger():
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
-    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Whether the jump did it is open: a larger one, at 307, broke nothing at once." in section
+    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Whether that jump did it is open: a larger one, at 307, did not." in section
     assert [longest[307], longest[310]] == [pytest.approx(4.6, abs=0.05), pytest.approx(0.7, abs=0.05)]
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
     assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "few different thoughts remain. At the default rate this happens without a collapse." in section
-    assert 150 < rows[-1]["seconds"] < 210 and "Watch one (three minutes; CPUs differ):" in section
+    assert 150 < rows[-1]["seconds"] < 210 and "Watch one (three minutes; on another CPU it may break elsewhere, or not):" in section
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
