@@ -39,7 +39,7 @@ def test_the_level_that_changed_most_is_shown_before_and_after(tmp_path, drawn):
     said = words(drawn[0])
     assert "before training: return -0.1" in said and "after iteration 40: return 1" in said
     assert said.count("It is 1 right.") == 2 and "Right\nreward 1" in said and "Right\nreward -0.1" in said
-    assert drawn[0].get_supxlabel().startswith("Of 2 episodes (mean return -0.05, then 0.50) the one that gained most.\nP player, O hole")
+    assert drawn[0].get_supxlabel().startswith("Of 2 levels the one that gained most (mean return of all: -0.05 before, 0.50 after).\nP player, O hole")
     assert said.count("√") == 2 and said.count("P") == said.count("G") == 2, "before the answer, and after it"
 
 
@@ -103,7 +103,7 @@ def test_the_luck_of_a_bandit_does_not_count(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.15, "bandit", [begins, sure]), sample(0, 1, -0.1, "bandit", [begins, begins]),
                              sample(20, 0, 0.0, "bandit", [begins, risky]), sample(20, 1, 0.0, "bandit", [begins, risky])])
     episode.episode(str(run))
-    assert drawn[0].get_supxlabel() == ("Of 2 episodes (mean return 0.02, then 0.25) the one that gained most on average.\n"
+    assert drawn[0].get_supxlabel() == ("Of 2 levels the one that gained most on average (mean return of all: 0.02 before, 0.25 after).\n"
                                         "Teacher always pays 0.15, Engineer 1 or 0 (0.25 on average). Episodes are compared by these means.")
     assert "before training: return -0.1" in words(drawn[0])
 
