@@ -150,7 +150,7 @@ def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a f
         for row in run.rows:
             logged |= row
     rows = {}
-    panels = [column for column in logged if column.startswith("eval ")]
+    panels = [column for column in logged if column.startswith("eval ")]  # the first row begins with these
     for question, metrics in questions.items():
         panels += [metric for metric in metrics if metric in logged]
         if panels:
@@ -173,7 +173,7 @@ def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
     world = metric.removeprefix("eval ")
     for label, run in runs.items():
         iterations, success = run.series(metric)
-        ax.plot(iterations, success, "-o", label=label)  # in the next colour. The interval in the same one:
+        ax.plot(iterations, success, "-o", label=label)  # the next colour. fill_between counts its own: the same
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
         for name, value in zip(("random", "optimal"), run.yardsticks.get(world, [])):
             ax.axhline(value, color="0.4", ls=":")

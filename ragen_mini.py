@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-cfg holds the settings (Config), models the networks (Models): both near the end. Past the cache, skip the rest.
+cfg: the settings (Config). models: the networks (Models). After the cache nothing is about learning.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -126,9 +126,9 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 @functools.lru_cache  # the episodes of a group often read the same message
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
-    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", stands for them:
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                       is cut off
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>      follows an answer"""
+    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", stands for them. Of
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                       this is cut off,
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>      this follows an answer"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -249,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     axis = None if cfg.algo == "ppo" else 1
-    return R.std(axis, correction=0).max() < 1e-4  # they say nothing: whitening would blow up noise
+    return R.std(axis, correction=0).max() < 1e-4  # whitening would blow up what is left, the critic's errors
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. lambda 1 (here): A = what came - v, noisy; 0: A = delta, biased.
+    next: the next column *that the model wrote*. lambda 1 (here): A = what came - v; 0: A = delta, trusting v_next.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -290,9 +290,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 1 of 16
-    bandit pulls is risky; the others pay 0.15. Its A is 3.75 if it pays 1 (1 in 4), else -3.75: mean -1.9,
-    though its arm is better ("mean": 0.09). R_i is in its own mean, unlike in RLOO: that only scales A."""
+    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 15 of 16
+    bandit pulls pay 0.15, one is risky. Its A is 3.75 if it pays 1 (1 in 4), else -3.75: how far it is out
+    cancels. Mean -1.9, though its arm is better ("mean": 0.09). R_i in its own mean only scales A."""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -302,7 +302,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
     """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
-    that does not depend on the token changes the gradient's noise, not its mean (tutorial, part 3)."""
+    that does not depend on the token (GRPO's: see R_i above) changes the gradient's noise, not its mean."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -315,7 +315,7 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
-        to_come = penalty.flip(1).cumsum(1).flip(1)  # sums from each column to the last one
+        to_come = penalty.flip(1).cumsum(1).flip(1)  # penalties from each column to the last, summed
         adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
     return batch
@@ -449,8 +449,8 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """Your `learn` or `rollout` returns what ours does; `rollout` plays evaluations, too (N = 1).
-    watch(row, trajs, ...) sees a row before it is logged (row 0: no trajs), may add to it; True: stop."""
+    """Iterations: play and learn (`iterate`), at times evaluate; log, save. Your `learn` and `rollout` return what
+    ours do. watch(row, trajs, ...) sees a row before it is logged (row 0: no trajs), may add to it; True: stop."""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
@@ -525,7 +525,7 @@ def check_ratios(trajs, models, cfg):
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # ("cuda" in "cuda:0".) bf16 rounds more
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # ("cuda" in "cuda:0".) Its bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
@@ -533,7 +533,7 @@ def check_ratios(trajs, models, cfg):
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each of trajs, but
     only ids that are not yet cached are read. Logits (large) are made for the last column alone, so shorter
-    inputs begin with pads (-). Pads are stored behind the ids: no id looks there, the next replace them.
+    inputs begin with pads (-). Pads go to columns after the ids: no id looks there, later ids overwrite them.
         cached h h h, reads a b c    input a b c    goes to columns 3 4 5    cached then h h h a b c
         cached h, reads x            input - - x    goes to columns 2 3 1    cached then h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
@@ -551,7 +551,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """A row for each episode, a column for each position. As `read` gives a mask, only `update` is called."""
+    """A row for each episode, a column for each position. Attention layers only call `update`, as they get a mask."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
@@ -603,7 +603,7 @@ def load_models(cfg):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
-    if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy with a new scalar head
+    if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy (causal, too) with a new scalar head
         with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
             critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
             critic.to(cfg.device)
