@@ -224,13 +224,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README."""
+    unused = "of_group" if cfg.algo == "ppo" else "gae"
+    need(unused not in replaced, f"--algo {cfg.algo} does not use your {unused}: take the other --algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
-    unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(unused not in replaced, f"--algo {cfg.algo} does not use your {unused}: take the other --algo")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
