@@ -5,6 +5,7 @@
     python plots.py collapse RUN                       six signals, peak and collapse marked: RUN/collapse.png
 """
 import argparse
+import fnmatch
 import json
 import re
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
 QUESTIONS = {  # a row of the dashboard each
-    "Look here first: does it win?": ("success", "reward", "valid"),
+    "Look here first: does it win?": ("eval *", "success", "reward", "valid"),  # eval *: of each world
     "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
     "What does it write?": ("entropy", "distinct", "think_length", "response_length")}
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
@@ -144,18 +145,16 @@ def curves(*folders, out=None):  # -> path of the picture
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
 def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a file, or a buffer)
-    """A row of panels for each question. The first ones: success in the worlds that were evaluated."""
+    """A row of panels for each question: its metrics, as far as they were logged."""
     logged = {}  # all their columns
     for run in runs.values():
         for row in run.rows:
             logged |= row
     rows = {}
-    panels = [column for column in logged if column.startswith("eval ")]  # the first row begins with these
     for question, metrics in questions.items():
-        panels += [metric for metric in metrics if metric in logged]
+        panels = [column for metric in metrics for column in fnmatch.filter(logged, metric)]
         if panels:
             rows[question] = panels
-        panels = []
     need(rows, "there is no curve yet: nothing was trained or evaluated")
     fig = Figure(figsize=(3 * max(map(len, rows.values())), 3 * len(rows) + 0.6))  # needs no display
     for part, question in zip(fig.subfigures(len(rows), squeeze=False).flat, rows):
@@ -175,9 +174,10 @@ def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
         iterations, success = run.series(metric)
         ax.plot(iterations, success, "-o", label=label)  # the next colour. fill_between counts its own: the same
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
-        for name, value in zip(("random", "optimal"), run.yardsticks.get(world, [])):
-            ax.axhline(value, color="0.4", ls=":")
-            ax.text(0.98, value, f"{name} {value:.2f}", transform=ax.get_yaxis_transform(), ha="right", va="bottom")
+    pairs = {pair for run in runs.values() for pair in zip(("random", "optimal"), run.yardsticks.get(world, []))}
+    for name, value in pairs:  # runs may have the same: a set draws them once
+        ax.axhline(value, color="0.4", ls=":")
+        ax.text(0.98, value, f"{name} {value:.2f}", transform=ax.get_yaxis_transform(), ha="right", va="bottom")
     finish_panel(ax, metric, f"success, {world}\non evaluation levels, 95% interval")
 
 
@@ -192,7 +192,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
 
 def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
     for i in range(len(y)):
-        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # 5 in all, long runs: n / 20; ends: fewer
+        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # on each side: 2 (long runs: n / 40; ends: fewer)
         yield y[i - reach:i + reach + 1]
 
 
@@ -211,9 +211,9 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     iterations, success = run.series("success")
     need(success.size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
-    end = "no collapse" if success.any() else "but nothing was won"
-    if collapsed_at is not None:
-        end = f"collapse at {collapsed_at} (grey)"
+    end = f"collapse at {collapsed_at} (grey)"
+    if collapsed_at is None:
+        end = "no collapse" if success.any() else "but nothing was won"
     verdict = f"success peaks at {peak_at} (dotted: the first of its best {WINDOW} iterations), {end}"
     fig = Figure(figsize=(10, 7))
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")

@@ -193,7 +193,7 @@ def watch(row, trajs, batches, models, cfg):
     logged = plots.load(cfg.out)  # all rows but this one
     run = plots.Run(logged.config, logged.rows + [row])
     picture = io.BytesIO()
-    plots.dashboard({"this run": run}, picture, {"": ["reward", "valid"]})
+    plots.dashboard({"this run": run}, picture, {"": ["eval *", "reward", "valid"]})
     clear_output(wait=True)
     display(Image(picture.getvalue()))
 
