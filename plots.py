@@ -32,7 +32,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "think_length": "words per thought\nnear 0: thoughts are empty",
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
-QUESTIONS = {  # a row of the dashboard each
+QUESTIONS = {  # each is a row of the dashboard: a panel for each of its metrics that was logged
     "Look here first: does it win?": ("eval *", "success", "reward", "valid"),  # eval *: of each world
     "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
     "What does it write?": ("entropy", "distinct", "think_length", "response_length")}
@@ -145,7 +145,6 @@ def curves(*folders, out=None):  # -> path of the picture
 
 @matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
 def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a file, or a buffer)
-    """A row of panels for each question: its metrics, as far as they were logged."""
     logged = {}  # all their columns
     for run in runs.values():
         for row in run.rows:

@@ -67,7 +67,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each lengt
 # ----------------------------------------------------------------------------- an episode as tokens
 class Trajectory:
     """Four lists, one entry per token. NOTE: `append` records who wrote a token. Do not guess it later
-    from text or special tokens: the end of a turn and the padding may be the same token.
+    from text or special tokens: the end of a turn and the padding may be the same token. <think>: not the model.
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>   <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1            0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1          0            0
@@ -78,7 +78,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token: all of it led there (above: -0.1 a move)
+        self.reward = []  # a turn's reward is on its last token: its whole answer led there (above: 2 moves)
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -127,8 +127,8 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
     encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", stands for them. Of
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                       this is cut off,
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>      this follows an answer"""
+        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                       all this is cut off,
+        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>      this is returned"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|>
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # [0]: <|im_end|>
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
@@ -212,7 +212,7 @@ def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for ea
     tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
     chosen = next_logps.gather(1, tokens).flatten().tolist()
     for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropy_of(next_logps).tolist()):
-        traj.cached = len(traj.ids)  # read by now (one read may serve a whole group); the new token is not
+        traj.cached = len(traj.ids)  # read by now, if only once for its group (see rollout). The new token is not
         traj.append(ids, sampled=True, logp=logp)  # ids: of one token
         traj.entropy += entropy
 
@@ -249,7 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     axis = None if cfg.algo == "ppo" else 1
-    return R.std(axis, correction=0).max() < 1e-4  # whitening would blow up what is left, the critic's errors
+    return R.std(axis, correction=0).max() < 1e-4  # PPO would train on the critic's errors, blown up by whitening
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -290,9 +290,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std of the group. NOTE: the std hides how much returns differ. Say 15 of 16
-    bandit pulls pay 0.15, one is risky. Its A is 3.75 if it pays 1 (1 in 4), else -3.75: how far it is out
-    cancels. Mean -1.9, though its arm is better ("mean": 0.09). R_i in its own mean only scales A."""
+    """eq. 5: A_i = (R_i - mean) / std. NOTE: the std hides how far returns differ. 15 of 16 pulls pay 0.15, the 16th
+        1 (1 time in 4):     A =  0.797 / 0.2125 =  3.75     in the mean -1.9: down, though its arm is better
+        0 (3 times in 4):    A = -0.141 / 0.0375 = -3.75     (norm "mean", without the std: 0.09)"""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -301,8 +301,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
-    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline
-    that does not depend on the token (GRPO's: see R_i above) changes the gradient's noise, not its mean."""
+    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline that does
+    not depend on the token changes noise, not the mean gradient. (R_i in GRPO's only scales it, by 1 - 1/N.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, no clip
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, ratio 1
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
