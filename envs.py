@@ -83,8 +83,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Two seeds may draw the same, yet no level of an evaluation
-    may be trained on (its map with another start may). A hash gives a quarter to EVAL_SEEDS, the rest to others."""
+    """The level of a seed (cached: do not change it). Two seeds may draw the same, yet none of an evaluation may
+    be trained on (a map with another start is another). A hash gives a quarter to EVAL_SEEDS, the rest to others."""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
@@ -287,7 +287,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the mean over outcomes of value(next state, 0 if over, else left - 1)
-    The room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play sees every state, a model each turn's first."""
+    The room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play looks after every action, a model once a turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache
@@ -356,7 +356,8 @@ def find_world(name):  # name: a key of ENVS, file.py:Class (runs the file), or 
     if name in ENVS:
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, or FILE.py:CLASS (tests/my_world.py:Guess)")
+    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, "
+                               f"or FILE.py:CLASS, if FILE.py exists (see tests/my_world.py)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
     return defined[class_name]

@@ -25,7 +25,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "valid": "share of valid turns\ngood: 1; invalid turns run no action",
     "reward_std": "in-group return std\nbad: 0 (equal returns in each group)",
     "kl": "KL: log pi_old - log pi_ref\nrises as it leaves the first model",
-    "grad_norm": "mean gradient norm of the updates\nnear 0: it stands still",
+    "grad_norm": "mean gradient norm of the updates\nnear 0: it is sure, or stuck",
     "grad_norm_max": "largest gradient norm\nbeware of jumps (updates cut it to 1)",
     "entropy": "entropy per token\nfalls as the model decides",
     "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: all alike",
@@ -171,7 +171,7 @@ def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
     world = metric.removeprefix("eval ")
     for label, run in runs.items():
         iterations, success = run.series(metric)
-        ax.plot(iterations, success, "-o", label=label)  # the next colour. fill_between counts its own: the same
+        ax.plot(iterations, success, "-o", label=label)  # in the next colour, as fill_between
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
     pairs = {pair for run in runs.values() for pair in zip(("random", "optimal"), run.yardsticks.get(world, []))}
     for name, value in pairs:  # runs may have the same: a set draws them once
@@ -210,10 +210,10 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     iterations, success = run.series("success")
     need(success.size, f"no {out}: no iteration is finished")
     peak_at, collapsed_at = peak_and_collapse(run)
-    end = f"collapse at {collapsed_at} (grey)"
+    end = f"collapse in {collapsed_at} (grey)"
     if collapsed_at is None:
         end = "no collapse" if success.any() else "but nothing was won"
-    verdict = f"success peaks at {peak_at} (dotted: the first of its best {WINDOW} iterations), {end}"
+    verdict = f"success peaks in iteration {peak_at} (dotted: the first of its best {WINDOW}), {end}"
     fig = Figure(figsize=(10, 7))
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")
     for ax, metric in zip(fig.subplots(3, 2).flat, SIGNALS):

@@ -126,9 +126,9 @@ def message(env, cfg, actions_left, reward=None):  # -> text
 @functools.lru_cache  # the episodes of a group often read the same message
 def encode(tok, first_tag, text, after_answer=False):  # -> ids. Do not change this list: all callers share it
     """`text` in the chat template, then the answer's first tag, <think>. NOTE: earlier answers are not
-    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", stands for them. Of
-        <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)                       all this is cut off,
-        <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>      this is returned"""
+    encoded anew: their text might give other ids than were sampled. A dummy, "(seam)", stands for them:
+        cut off:     <|im_start|>user . <|im_end|> <|im_start|>assistant (seam)
+        returned:    <|im_end|> <|im_start|>user {text} <|im_end|> <|im_start|>assistant <think>"""
     chat = [{"role": "user", "content": text}]
     if after_answer:
         chat = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}] + chat
@@ -190,7 +190,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
              for group, seed in enumerate(seeds) for episode in range(N)]
     ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # [0]: <|im_end|>
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # what the model has read so far. (It and `read` are explained after the loop)
+    cache = KVCache()  # what the model has read so far. (It and `read`: in the section on the cache)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
     cache.select(trajs)  # now each has a row of its own, a copy of its group's
     live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. lambda 1 (here): A = what came - v; 0: A = delta, trusting v_next.
+    next: the next column *that the model wrote*. lambda 1 (here) trusts what came: A = that - v; 0 v_next.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -291,8 +291,8 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std. NOTE: the std hides how far returns differ. 15 of 16 pulls pay 0.15, the 16th
-        1 (1 time in 4):     A =  0.797 / 0.2125 =  3.75     in the mean -1.9: down, though its arm is better
-        0 (3 times in 4):    A = -0.141 / 0.0375 = -3.75     (norm "mean", without the std: 0.09)"""
+        1 (1 time in 4):     A =  0.797 / 0.2125 =  3.75     (its own pay-out makes the std)
+        0 (3 times in 4):    A = -0.141 / 0.0375 = -3.75     mean -1.9, though its arm is better ("mean": 0.09)"""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -301,8 +301,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
-    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline that does
-    not depend on the token changes noise, not the mean gradient. (R_i in GRPO's only scales it, by 1 - 1/N.)"""
+    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline known before
+    the token changes noise, not the mean gradient: sum(p grad log p) = grad 1 = 0. (GRPO's has R_i: 1 - 1/N of it.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -532,8 +532,8 @@ def check_ratios(trajs, models, cfg):
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each of trajs, but
-    only ids that are not yet cached are read. Logits (large) are made for the last column alone, so shorter
-    inputs begin with pads (-). Pads go to columns after the ids: no id looks there, later ids overwrite them.
+    only ids that are not yet cached are read. Logits (large) are made for the last column alone: all end there,
+    so shorter ones begin with pads (-). These go to columns after the ids: no id looks there, later ids replace them.
         cached h h h, reads a b c    input a b c    goes to columns 3 4 5    cached then h h h a b c
         cached h, reads x            input - - x    goes to columns 2 3 1    cached then h x - -"""
     new = [traj.ids[traj.cached:] for traj in trajs]
@@ -599,7 +599,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded on --device {cfg.device} (cpu, cuda, mps)"):
+    with or_say(f"--model {cfg.model} cannot be loaded: is it whole? Is there --device {cfg.device} (cpu, cuda, mps)?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -658,7 +658,7 @@ def save(models, cfg):
     new = Path(f"{cfg.out}/checkpoint.new")
     state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
-    with or_say(f"cannot save in {cfg.out}: the disk is full, or you may not write there"):
+    with or_say(f"cannot save in {cfg.out}: full disk, no permission, or its checkpoint folders were changed"):
         models.policy.save_pretrained(new)
         models.tok.save_pretrained(new, save_jinja_files=False)  # else several templates are a folder
         torch.save(state, f"{new}/trainer.pt")
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, ratio 1
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, unclipped
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
