@@ -74,8 +74,7 @@ def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` r
 
 
 def thought_of(turn):  # -> text; without </think>, all the rest of the answer; --no-think: ""
-    found = re.match("<think>(.*?)(</think>|$)", turn["answer"], re.S)
-    return found[1] if found else ""
+    return re.match("(<think>(.*?)(</think>|$))?", turn["answer"], re.S)[2] or ""
 
 
 def add_lines(folder, name, dicts):  # to a file of the run, a line each
@@ -161,7 +160,8 @@ def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a f
         for metric, ax in part.subplot_mosaic([rows[question]]).items():
             draw = draw_evaluations if metric.startswith("eval ") else draw_training
             draw(ax, runs, metric)
-    fig.suptitle("thin: each iteration; thick: running median")
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
+    fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
     fig.savefig(out)
     return out
