@@ -83,8 +83,8 @@ class Env:
 
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Two seeds may draw the same, yet none of an evaluation may
-    be trained on (a map with another start is another). A hash gives a quarter to EVAL_SEEDS, the rest to others."""
+    """The level of a seed (cached: do not change it). Seeds may draw the same, but a level of an evaluation is
+    never trained on: its hash decides who may draw it. (The same map with another start is another level.)"""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes

@@ -113,7 +113,7 @@ COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or wit
 
 
 def is_dead(rows):  # asked by `train` after each iteration: ten without an update end the run
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has none: short runs go on
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 lacks it: short runs go on
 
 
 def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None

@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-cfg: the settings (Config). models: the networks (Models). After the cache nothing is about learning.
+cfg: settings (Config), with derived ones; models: networks (Models). After the cache: nothing about learning.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -67,7 +67,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each lengt
 # ----------------------------------------------------------------------------- an episode as tokens
 class Trajectory:
     """Four lists, one entry per token. NOTE: `append` records who wrote a token. Do not guess it later
-    from text or special tokens: the end of a turn and the padding may be the same token. <think>: not the model.
+    from text or special tokens: the end of a turn and the padding may be the same token. Here in Sokoban:
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>   <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1            0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1          0            0
@@ -78,7 +78,7 @@ class Trajectory:
         self.ids = []
         self.mask = []  # did the model write the token? Only such tokens are trained
         self.old_logp = []  # the log-probability with which pi_old sampled it
-        self.reward = []  # a turn's reward is on its last token: its whole answer led there (above: 2 moves)
+        self.reward = []  # a turn's reward is on its last token: its whole answer led there
         self.turns = []  # for the log: dicts of state, answer, valid, reward, tokens
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
@@ -188,7 +188,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # [0]: <|im_end|>
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|> is first
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far. (It and `read`: in the section on the cache)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
@@ -262,7 +262,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
                                                         reward      0   0   0   0   1
     NOTE: the mask loses its first entry. Without its last instead, 0 0 1 1 0, a2 and m3 would be trained."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
-    for name in ("mask", "old_logp", "reward"):
+    for name in "mask", "old_logp", "reward":
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
     return {name: nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True).to(device)
             for name, rows in batch.items()}
@@ -270,7 +270,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. lambda 1 (here) trusts what came: A = that - v; 0 v_next.
+    next: the next column *that the model wrote*. With lambda 1 (here) A = what came - v, with 0 A = delta.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -301,8 +301,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
-    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline known before
-    the token changes noise, not the mean gradient: sum(p grad log p) = grad 1 = 0. (GRPO's has R_i: 1 - 1/N of it.)"""
+    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline c that is
+    known before adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's has R_i: times 1 - 1/N.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -454,8 +454,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
-    with (open_run(models, cfg) as (cfg, rows), tqdm(total=cfg.iterations, initial=len(rows[1:]),
-          bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}") as bar):
+    with open_run(models, cfg) as (cfg, rows, bar):  # rows of the log: none, or those of --resume
         for i in range(len(rows), cfg.iterations + 1):
             row, trajs, learned = iterate(i, models, cfg, learn, rollout)
             rows.append(row)
@@ -465,8 +464,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop = finished or bool(STOP)  # Ctrl-C. Before `watch`, where processes may agree on it
-            stop |= watch(row, trajs, learned, models, cfg) == True  # not truthy: a lambda may return its row
+            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, where torchrun's processes agree
+            stop |= watch(row, trajs, learned, models, cfg) == True  # anything else it returns is no wish to stop
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -617,7 +616,7 @@ def load_models(cfg):
 
 
 @contextlib.contextmanager
-def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log so far (none if it is new)
+def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log so far, the progress bar
     """Makes a new folder, or takes that of --resume. In the `with` it is locked, Ctrl-C only asks to stop."""
     log = restore(models, cfg) if cfg.resume else ""
     rows = list(map(json.loads, log.splitlines()))  # one for each iteration, from 0
@@ -639,7 +638,9 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
         Path(f"{out}/config.json").write_text(json.dumps(asdict(cfg), indent=1, default=envs.title))
         print(f"{cfg.model} learns {envs.title(cfg.env)} ({cfg.algo}) on {cfg.device}, in {out}"
               f"{' (the name was taken)' if number > 1 else ''}, from iteration {len(rows)} on")
-        yield cfg, rows
+        with tqdm(total=cfg.iterations, initial=len(rows[1:]),
+                  bar_format="{n}/{total} |{bar:12}| {elapsed}<{remaining}{postfix}") as bar:
+            yield cfg, rows, bar
     finally:
         signal(SIGINT, old_handler)
         lock.release()
@@ -749,8 +750,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
-        need(self.keep < 1 or not self.starpo_s,  # such as --model RUN --starpo-s: RUN's settings
-             f"StarPO-S filters, but keep is {self.keep}: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
         need(self.algo in UNUSED_BY and self.adv_norm in ("std", "mean"), "--algo ppo or grpo, --adv-norm std or mean")
         need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")

@@ -114,7 +114,6 @@ def test_what_the_pages_say_of_the_forks():
         counts[arm, early] = lost.sum(), len(lost)
     assert list(counts.values()) == [(49, 80), (2, 80), (3, 80), (10, 72), (2, 72), (1, 72), (6, 72)]
     page = (ROOT / "figures/CLAIMS.md").read_text()
-    assert "after an extreme cut of its moments 49 of 80 [forked runs](figures/CLAIMS.md) broke, without it 2." in (ROOT / "README.md").read_text()
     assert "49 of 80 forks are lost, 2 without the cut, 3 with it if steps are capped at 0.3 learning rates." in page
     assert "10 of 72 unchanged forks (five from one run), 2 with the second moment kept up (floor), 1 with capped steps, 6 at a third of the rate" in page
     assert max(sum(some.lost) for some in fork_report.chosen(found, "lost", False, "as it is")) == 5

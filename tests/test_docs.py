@@ -158,7 +158,7 @@ def test_readme_results_are_those_of_the_shipped_runs():
         assert re.sub(r" {2,}", " | ", row) == as_range
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
-    assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06 and "On sokoban it stays below its lessons. On the lake it barely beats them," in README
+    assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06 and "On sokoban it stays below *taught*. On the lake it barely beats that," in README
 
 
 def test_tiny_is_as_large_as_readme_says():
@@ -322,8 +322,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "Per iteration StarPO-S looks safer, but so does the control. Per update **no benefit is shown**, nor excluded: few runs." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey), so returns are equal. Then this program, unlike the paper's, skips updates, and ends after ten such iterations. (Four made to learn on stayed lost.)" in section
-    assert "Four lost runs, made to learn from equal returns, never exceeded 0.23 in 173 to 283 more iterations" in page
+    assert rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey), so returns are equal. Then this program, unlike the paper's, skips updates, and ends after ten such iterations." in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0] and "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "All choose Engineer, so returns differ by luck alone." in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer" in section
@@ -332,7 +331,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01 and "2. **It grows sure.**" in section
-    assert "so gradients shrink. A [rare token](figures/rare_tokens.txt) makes one jump." in section
+    assert "so gradients shrink. A [rare token](figures/rare_tokens.txt) makes the gradient jump." in section
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
