@@ -113,7 +113,7 @@ COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or wit
 
 
 def is_dead(rows):  # asked by `train` after each iteration: ten without an update end the run
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 lacks it: short runs go on
+    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates": ten are needed
 
 
 def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None
@@ -148,16 +148,16 @@ def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a f
     for run in runs.values():
         for row in run.rows:
             logged |= row
-    rows = {}
+    panels = {}  # of each question: its metrics that were logged
     for question, metrics in questions.items():
-        panels = [column for metric in metrics for column in fnmatch.filter(logged, metric)]
-        if panels:
-            rows[question] = panels
-    need(rows, "there is no curve yet: nothing was trained or evaluated")
-    fig = Figure(figsize=(3 * max(map(len, rows.values())), 3 * len(rows) + 0.6))  # needs no display
-    for part, question in zip(fig.subfigures(len(rows), squeeze=False).flat, rows):
+        found = [column for metric in metrics for column in fnmatch.filter(logged, metric)]
+        if found:
+            panels[question] = found
+    need(panels, "there is no curve yet: nothing was trained or evaluated")
+    fig = Figure(figsize=(3 * max(map(len, panels.values())), 3 * len(panels) + 0.6))  # needs no display
+    for part, question in zip(fig.subfigures(len(panels), squeeze=False).flat, panels):
         part.suptitle(question, x=0.01, ha="left", weight="bold")
-        for metric, ax in part.subplot_mosaic([rows[question]]).items():
+        for metric, ax in part.subplot_mosaic([panels[question]]).items():
             draw = draw_evaluations if metric.startswith("eval ") else draw_training
             draw(ax, runs, metric)
     subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
@@ -191,7 +191,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
 
 def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
     for i in range(len(y)):
-        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # on each side: 2 (long runs: n / 40; ends: fewer)
+        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # on each side 2, n / 40 in long runs, fewer at the ends
         yield y[i - reach:i + reach + 1]
 
 

@@ -290,7 +290,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std. NOTE: the std hides how far returns differ. 15 of 16 pulls pay 0.15, the 16th
+    """eq. 5: A_i = (R_i - mean) / std. NOTE: the std hides how far returns differ. Of 16 pulls 15 pay 0.15, one pays
         1 (1 time in 4):     A =  0.797 / 0.2125 =  3.75     (its own pay-out makes the std)
         0 (3 times in 4):    A = -0.141 / 0.0375 = -3.75     mean -1.9, though its arm is better ("mean": 0.09)"""
     centered = R - R.mean(1, keepdim=True)
@@ -301,8 +301,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
-    """Adds "adv", for each token: rewards to come (GRPO: the return) minus a baseline, scaled. A baseline c that is
-    known before adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's has R_i: times 1 - 1/N.)"""
+    """Adds "adv": for each token rewards to come (GRPO: the return) minus a baseline, scaled. A baseline c known before
+    adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's contains R_i: this only scales A.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -464,7 +464,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, where torchrun's processes agree
+            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, which may share it between processes
             stop |= watch(row, trajs, learned, models, cfg) == True  # anything else it returns is no wish to stop
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
