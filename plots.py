@@ -154,7 +154,7 @@ def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a f
         if found:
             panels[question] = found
     need(panels, "there is no curve yet: nothing was trained or evaluated")
-    fig = Figure(figsize=(3 * max(map(len, panels.values())), 3 * len(panels) + 0.6))  # needs no display
+    fig = Figure(figsize=(3 * max(4, max(map(len, panels.values()))), 3 * len(panels) + 0.6))  # needs no display
     for part, question in zip(fig.subfigures(len(panels), squeeze=False).flat, panels):
         part.suptitle(question, x=0.01, ha="left", weight="bold")
         for metric, ax in part.subplot_mosaic([panels[question]]).items():
@@ -174,7 +174,7 @@ def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
         ax.plot(iterations, success, "-o", label=label)  # in the next colour, as fill_between
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
     pairs = {pair for run in runs.values() for pair in zip(("random", "optimal"), run.yardsticks.get(world, []))}
-    for name, value in pairs:  # runs may have the same: a set draws them once
+    for name, value in sorted(pairs):  # runs may have the same: a set draws them once
         ax.axhline(value, color="0.4", ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", transform=ax.get_yaxis_transform(), ha="right", va="bottom")
     finish_panel(ax, metric, f"success, {world}\non evaluation levels, 95% interval")
@@ -212,7 +212,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     peak_at, collapsed_at = peak_and_collapse(run)
     end = f"collapse in {collapsed_at} (grey)"
     if collapsed_at is None:
-        end = "no collapse" if success.any() else "but nothing was won"
+        end = f"no collapse (it takes {COLLAPSED_FOR} below half)" if success.any() else "but nothing was won"
     verdict = f"success peaks in iteration {peak_at} (dotted: the first of its best {WINDOW}), {end}"
     fig = Figure(figsize=(10, 7))
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")

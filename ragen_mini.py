@@ -476,7 +476,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {cfg.iterations + 30 * finished}"
     if dead:
-        end = f"ended at {i}: no update in ten iterations. Collapsed? python plots.py collapse {cfg.out!r}"
+        end = f"ended at {i}: ten times equal returns, no update. Collapsed? python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nwatch:   python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 
@@ -598,7 +598,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded: is it whole? Is there --device {cfg.device} (cpu, cuda, mps)?"):
+    with or_say(f"--model {cfg.model} not loaded. Whole? Hub in reach? --device {cfg.device} there (cpu, cuda, mps)?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)

@@ -361,7 +361,7 @@ def last_line_of(done, wanted, bandit, tmp_path, monkeypatch, **columns):  # of 
 def test_the_last_line_of_a_dead_run_says_why(tmp_path, monkeypatch, capsys, bandit):
     last_line_of(10, 30, bandit[0], tmp_path, monkeypatch, updates=0)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"ended at 10: no update in ten iterations. Collapsed? python plots.py collapse {str(tmp_path / 'a run')!r}")
+        f"ended at 10: ten times equal returns, no update. Collapsed? python plots.py collapse {str(tmp_path / 'a run')!r}")
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
@@ -474,7 +474,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"), ("--keep 7", "0 to 1"),
     ("--temperature 0", "must be a number, 1e-06 to"), ("--max-new-tokens 0", "must be a whole number, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "--algo ppo or grpo"), ("--adv-norm max", "--adv-norm std or mean"), ("--device moon", "Is there --device moon (cpu, cuda, mps)?"),
+    ("--algo dpo", "--algo ppo or grpo"), ("--adv-norm max", "--adv-norm std or mean"), ("--device moon", "Hub in reach? --device moon there (cpu, cuda, mps)?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
     ("--out ..", "..: give the name of a folder (of a new one, or --resume RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
