@@ -598,7 +598,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} not loaded. Whole? Hub in reach? --device {cfg.device} there (cpu, cuda, mps)?"):
+    with or_say(f"--model {cfg.model} cannot be loaded: damaged? No hub? No --device {cfg.device} (cpu, cuda, mps)?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
