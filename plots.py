@@ -171,7 +171,7 @@ def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
     world = metric.removeprefix("eval ")
     for label, run in runs.items():
         iterations, success = run.series(metric)
-        ax.plot(iterations, success, "-o", label=label)  # in the next colour, as fill_between
+        ax.plot(iterations, success, "-o", label=label)  # fill_between takes the same colour
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
     pairs = {pair for run in runs.values() for pair in zip(("random", "optimal"), run.yardsticks.get(world, []))}
     for name, value in sorted(pairs):  # runs may have the same: a set draws them once

@@ -301,8 +301,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
-    """Adds "adv": for each token rewards to come (GRPO: the return) minus a baseline, scaled. A baseline c known before
-    adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's contains R_i: this only scales A.)"""
+    """Adds "adv": for each token rewards to come (GRPO: return) minus a baseline, scaled. A baseline c, fixed before
+    the token, adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's has R_i: only scales A.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])

@@ -39,7 +39,7 @@ def test_the_level_that_changed_most_is_shown_before_and_after(tmp_path, drawn):
     said = words(drawn[0])
     assert "before training: return -0.1" in said and "after iteration 40: return 1" in said
     assert said.count("It is 1 right.") == 2 and "Right\nreward 1" in said and "Right\nreward -0.1" in said
-    assert drawn[0].get_supxlabel().startswith("Of all levels (2; mean return -0.05 before, 0.50 after) the one that gained most.\nP player, O hole")
+    assert drawn[0].get_supxlabel().startswith("Of 2 levels the one that gained most (mean return of all: -0.05 before, 0.50 after).\nP player, O hole")
     assert said.count("√") == 2 and said.count("P") == said.count("G") == 2, "before the answer, and after it"
 
 
@@ -77,7 +77,7 @@ def test_if_the_levels_lost_in_all_one_that_lost_is_shown(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.0), sample(0, 1, 1.0), sample(20, 0, 0.1), sample(20, 1, 0.5)])
     episode.episode(str(run))
     assert "before training: return 1" in words(drawn[0]) and "after iteration 20: return 0.5" in words(drawn[0])
-    assert "mean return 0.50 before, 0.30 after) the one that lost most" in drawn[0].get_supxlabel()
+    assert "the one that lost most (mean return of all: 0.50 before, 0.30 after)" in drawn[0].get_supxlabel()
 
 
 def test_of_those_that_gained_alike_a_short_one_of_two_turns_is_shown(tmp_path, drawn):
@@ -103,7 +103,7 @@ def test_the_luck_of_a_bandit_does_not_count(tmp_path, drawn):
     run = written(tmp_path, [sample(0, 0, 0.15, "bandit", [begins, sure]), sample(0, 1, -0.1, "bandit", [begins, begins]),
                              sample(20, 0, 0.0, "bandit", [begins, risky]), sample(20, 1, 0.0, "bandit", [begins, risky])])
     episode.episode(str(run))
-    assert drawn[0].get_supxlabel() == ("Of all levels (2; mean return 0.02 before, 0.25 after) the one that gained most on average.\n"
+    assert drawn[0].get_supxlabel() == ("Of 2 levels the one that gained most on average (mean return of all: 0.02 before, 0.25 after).\n"
                                         "Teacher always pays 0.15, Engineer 1 or 0 (0.25 on average). Episodes are compared by these means.")
     assert "before training: return -0.1" in words(drawn[0])
 
@@ -121,7 +121,7 @@ def test_after_a_lost_line_no_two_levels_are_compared(tmp_path, drawn):
     other = ["_ O\nP G", "_ O\n_ √"]
     run = written(tmp_path, [sample(0, 0, 0.5), sample(0, 1, 0.0, states=other), sample(20, 1, 1.0, states=other)])
     episode.episode(str(run))
-    assert drawn[0].get_supxlabel().startswith("Of all levels (1; mean return 0.00 before, 1.00 after)")
+    assert drawn[0].get_supxlabel().startswith("Of 1 level the one that gained most (mean return of all: 0.00 before, 1.00 after)")
     run = written(tmp_path, [sample(0, 0, 0.5), sample(20, 1, 1.0, states=other)])
     with pytest.raises(envs.UserError, match="no level in common"):
         episode.episode(str(run))
