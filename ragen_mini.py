@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-cfg: settings (Config), with derived ones; models: networks (Models). After the cache: nothing about learning.
+cfg: settings (read the fields of Config first). models: networks (Models). After the cache the rest may be skipped.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -224,13 +224,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 # ------------------------------------------------------ which episodes, and how good was each token
 def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
     """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README."""
-    unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(unused not in replaced, f"--algo {cfg.algo} does not use your {unused}: take the other --algo")
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
+    unused = "of_group" if cfg.algo == "ppo" else "gae"
+    need(unused not in replaced, f"--algo {cfg.algo} does not use your {unused}: take the other --algo")
     batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
     return batch, updates(batch, models, cfg, seed)
 
