@@ -530,11 +530,11 @@ def check_ratios(trajs, models, cfg):
 
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
-    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each of trajs, but
-    only ids that are not yet cached are read. Logits (large) are made for the last column alone: all end there,
-    so shorter ones begin with pads (-). These go to columns after the ids: no id looks there, later ids replace them.
-        cached h h h, reads a b c    input a b c    goes to columns 3 4 5    cached then h h h a b c
-        cached h, reads x            input - - x    goes to columns 2 3 1    cached then h x - -"""
+    """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each, but reads only ids
+    that are not cached. Logits (large) are made for the last input alone, so shorter ones begin with pads (-).
+        cached h h h, reads a b c    input a b c    to columns 3 4 5    cached then h h h a b c
+        cached h, reads x            input - - x    to columns 2 3 1    cached then h x - -   (no id looks at pads)
+        the latter, reads y z        input y z      to columns 2 3      cached then h x y z   (which are replaced)"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made

@@ -273,6 +273,14 @@ def test_greedy_rollout_is_what_generate_writes(players, tok, cfg):
     assert [traj.R for traj in ours] == [traj.R for traj in theirs]
 
 
+@pytest.mark.parametrize("length, cached, q, columns", [(6, 3, 3, [3, 4, 5]), (2, 1, 3, [2, 3, 1]), (4, 2, 2, [2, 3])])
+def test_the_columns_of_the_docstring_of_read(length, cached, q, columns):
+    """Pads go behind the ids, which overwrite them when they are read."""
+    cache = rm.KVCache()
+    cache.aim([SimpleNamespace(ids=[7] * length, cached=cached, cache_row=0)], q)
+    assert cache.columns.tolist() == [columns] and f" to columns {' '.join(map(str, columns))} " in rm.read.__doc__
+
+
 def test_read_against_plain_passes_with_rows_that_wait(llama, tok, cfg):
     """Rows of different lengths read different numbers of tokens; some wait, leave, or are copied."""
     cfg.temperature = 0.7
