@@ -476,7 +476,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 break
     end = f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {cfg.iterations + 30 * finished}"
     if dead:
-        end = f"ended at {i}: ten times equal returns, no update. Collapsed? python plots.py collapse {cfg.out!r}"
+        end = f"ended at {i}: no update in ten iterations (equal returns?). See: python plots.py collapse {cfg.out!r}"
     print(f"curves:  {plots.curves(cfg.out)}\nwatch:   python {sys.argv[0]} --model {cfg.out!r} --play 8\n{end}")
     return rows, models
 

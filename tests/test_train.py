@@ -361,7 +361,7 @@ def last_line_of(done, wanted, bandit, tmp_path, monkeypatch, **columns):  # of 
 def test_the_last_line_of_a_dead_run_says_why(tmp_path, monkeypatch, capsys, bandit):
     last_line_of(10, 30, bandit[0], tmp_path, monkeypatch, updates=0)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"ended at 10: ten times equal returns, no update. Collapsed? python plots.py collapse {str(tmp_path / 'a run')!r}")
+        f"ended at 10: no update in ten iterations (equal returns?). See: python plots.py collapse {str(tmp_path / 'a run')!r}")
 
 
 def test_a_finished_run_says_what_would_go_on(bandit):
