@@ -290,9 +290,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std. NOTE: the std hides how far returns differ. Of 16 pulls 15 pay 0.15, one pays
-        1 (1 time in 4):     A =  0.797 / 0.2125 =  3.75     (its own pay-out makes the std)
-        0 (3 times in 4):    A = -0.141 / 0.0375 = -3.75     mean -1.9, though its arm is better ("mean": 0.09)"""
+    """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. 15 of 16 pull the sure arm (0.15), one
+        the risky, paid 1 (chance 1/4):    A =  0.797 / 0.2125 =  3.75    (its own pay-out makes the std)
+        the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    mean -1.9, yet it is better ("mean": 0.09)"""
     centered = R - R.mean(1, keepdim=True)
     if norm == "mean":
         return centered
@@ -534,7 +534,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     that are not cached. Logits (large) are made for the last input alone, so shorter ones begin with pads (-).
         cached h h h, reads a b c    input a b c    to columns 3 4 5    cached then h h h a b c
         cached h, reads x            input - - x    to columns 2 3 1    cached then h x - -   (no id looks at pads)
-        the latter, reads y z        input y z      to columns 2 3      cached then h x y z   (which are replaced)"""
+        cached h x - -, reads y z    input y z      to columns 2 3      cached then h x y z   (which are replaced)"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
