@@ -202,7 +202,7 @@ def finish_panel(ax, metric, title=None):  # after its lines are drawn
         ax.set_yscale("log")  # gradients vanish, and jump, by factors of a thousand
     else:
         low, high = ax.get_ylim()
-        ax.set_ylim(min(low, -0.04), max(high, 1.15))  # shows 0 and 1, so that a flat curve looks flat
+        ax.set_ylim(min(low, -0.04), max(1.05 * high, 1.15))  # shows 0 and 1, so that a flat curve looks flat
 
 
 @matplotlib.style.context(STYLE)
