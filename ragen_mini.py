@@ -449,8 +449,8 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """Iterations: play and learn (`iterate`), at times evaluate; log, save. Your `learn` and `rollout` return what
-    ours do. watch(row, trajs, ...) sees a row before it is logged (row 0: no trajs), may add to it; True: stop."""
+    """Play and learn (`iterate`), at times evaluate; log, save. Your `learn` and `rollout` (evaluations, too) return
+    what ours do. watch(row, trajs, ...) sees a row before it is logged (row 0: no trajs), may add; True: stop."""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)

@@ -81,7 +81,9 @@ def drawn(pairs):  # -> figure
     whole = above + sum(heights) + below
     fig = matplotlib.figure.Figure(figsize=(9, whole))
     left, right = fig.add_gridspec(1, 2, left=0.02, right=0.99, wspace=0.04, top=1 - above / whole, bottom=below / whole)
-    which = f"Of {len(pairs)} level{'s' * (len(pairs) > 1)} the one that {word} most{measure} (mean return of all: {means[0]:.2f} before, {means[1]:.2f} after)."
+    levels = "1 level" if len(pairs) == 1 else f"{len(pairs)} levels"
+    which = (f"Of {levels} the one that {word} most{measure} "
+             f"(mean return of all: {means[0]:.2f} before, {means[1]:.2f} after).")
     fig.supxlabel(f"{which}\n{key_to(before['env'])}", y=0.1 / whole, va="bottom", fontsize=9)
     draw(fig, left, heights, before, f"after iteration {before['iteration']}" if before["iteration"] else "before training")
     draw(fig, right, heights, after, f"after iteration {after['iteration']}")
