@@ -59,6 +59,8 @@ EVAL_TEMPERATURE = 0.5  # evaluation samples at this temperature, training at 1 
 MAX_GRAD_NORM = 1.0  # a gradient with a larger norm is scaled down to this norm
 VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradient (see value_loss)
 CUDA = torch.cuda.is_available()
+MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
+CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
 NOT_FINITE = "stopped: log-probs or gradients not finite. Try --resume RUN, lower --lr (bad rewards? RUN damaged?)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow
@@ -222,16 +224,13 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 # ------------------------------------------------------ which episodes, and how good was each token
-def learn(trajs, models, cfg, seed, **replaced):  # -> batch, statistics of its updates
-    """Filter, advantages, updates. `replaced`: gae=yours (PPO) or of_group=yours (GRPO), as in README."""
+def learn(trajs, models, cfg, seed):  # -> batch, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
-    unused = "of_group" if cfg.algo == "ppo" else "gae"
-    need(unused not in replaced, f"--algo {cfg.algo} does not use your {unused}: take the other --algo")
-    batch = compute_advantages(chosen, R[kept], models, cfg, **replaced)
+    batch = compute_advantages(chosen, R[kept], models, cfg)
     return batch, updates(batch, models, cfg, seed)
 
 
@@ -248,7 +247,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
-    axis = None if cfg.algo == "ppo" else 1
+    axis = None if cfg.algo in BY_CRITIC else 1
     return R.std(axis, correction=0).max() < 1e-4  # PPO would train on the critic's errors, blown up by whitening
 
 
@@ -300,7 +299,11 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
-def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages):  # R (k,N), for GRPO. -> batch
+BY_CRITIC = {"ppo": gae}  # --algo: the function of its advantages. These compare with a critic's forecasts,
+BY_GROUP = {"grpo": grpo_advantages}  # these with the other returns of the group. Add your own, as README does
+
+
+def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
     """Adds "adv": for each token rewards to come (GRPO: return) minus a baseline, scaled. A baseline c, fixed before
     the token, adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's has R_i: only scales A.)"""
     batch = collate(trajs, cfg.device)
@@ -310,13 +313,13 @@ def compute_advantages(trajs, R, models, cfg, gae=gae, of_group=grpo_advantages)
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
-    if cfg.algo == "ppo":  # baseline: the critic's forecast
+    if cfg.algo in BY_CRITIC:  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
-        adv, batch["ret"] = gae(batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
+        adv, batch["ret"] = BY_CRITIC[cfg.algo](batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # penalties from each column to the last, summed
-        adv = of_group(R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
+        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
     batch["adv"] = adv * mask
     return batch
 
@@ -393,10 +396,6 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
     models.optimizer.step()
     models.optimizer.zero_grad()
     return norms[0]
-
-
-MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
-CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
 
 
 def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
@@ -602,7 +601,7 @@ def load_models(cfg):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
-    if cfg.trains and cfg.algo == "ppo":  # the critic begins as the policy (causal, too) with a new scalar head
+    if cfg.trains and cfg.algo in BY_CRITIC:  # the critic begins as the policy (causal, too) with a new scalar head
         with or_say(f"--model {cfg.model} cannot be a critic: take --algo grpo, which needs none"):
             critic = AutoModelForTokenClassification.from_pretrained(cfg.source, dtype=torch.float32, num_labels=1)
             critic.to(cfg.device)
@@ -685,7 +684,6 @@ STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, unclipped
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
-UNUSED_BY = {"ppo": {"adv_norm"}, "grpo": {"gamma", "lam", "critic_lr"}}  # settings that it ignores
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
 Share = Annotated[float, 0, 1]
 
@@ -752,8 +750,9 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
-        need(self.algo in UNUSED_BY and self.adv_norm in ("std", "mean"), "--algo ppo or grpo, --adv-norm std or mean")
-        need(self.rollouts > 1 or self.algo == "ppo" and self.keep == 1, "filter and GRPO need --rollouts 2 or more")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"--algo {self.algo}: not in {list(BY_CRITIC | BY_GROUP)}")
+        need(self.adv_norm in ("std", "mean"), "--adv-norm std or mean")
+        need(self.rollouts > 1 or self.algo in BY_CRITIC and self.keep == 1, "filter, GRPO: --rollouts 2 or more")
 
 
 def parse_config(argv=None, config=Config):  # -> config: what is typed, else what RUN had, else the default
@@ -774,7 +773,8 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
             need(given.keys().isdisjoint("env model out play eval_only eval_prompts starpo_s".split()),
                  f"--resume keeps env, model, out, starpo-s, eval-prompts. To play, or train anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
-    of_no_use = UNUSED_BY[cfg.algo] | {"success_rate"}.difference(vars(envs.make(cfg.env)))
+    of_no_use = {"success_rate"}.difference(vars(envs.make(cfg.env)))  # of worlds that do not slip
+    of_no_use |= {"adv_norm"} if cfg.algo in BY_CRITIC else {"gamma", "lam", "critic_lr"}
     for name in of_no_use.intersection(given):
         print(f"note: --{name.replace('_', '-')} has no effect on {envs.title(cfg.env)}, {cfg.algo}")
     return cfg

@@ -10,10 +10,11 @@ The ways in:
                              number for each token, which knows nothing of its episode; if it must: a `learn` (see gspo).
                              (Both show from the second update on: --update-size 16, --epochs 2)
                              NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
-    train(cfg, learn=...)    another method; functools.partial(rm.learn, of_group=...) (GRPO) or gae=... (PPO): other
-                             advantages only, while filter, KL penalty and updates stay (also that there is none where each
-                             group's returns are equal). Another filter: hand rm.learn some of the groups, whole ones, in
-                             their order; or write what mean_of_episodes does
+    rm.BY_GROUP["rloo"] = f  other advantages, for --algo rloo: of a group's returns; rm.BY_CRITIC: of rewards and forecasts,
+                             as rm.gae. Filter, KL penalty and updates stay (also that there is none where all returns are
+                             equal; BY_GROUP: where those of each group are)
+    train(cfg, learn=...)    another method. Another filter: hand rm.learn some of the groups, whole ones, in their order; or
+                             write what mean_of_episodes does
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
@@ -27,7 +28,6 @@ The ways in:
 
 A run goes on by the program, and the recipe, that began it: --resume refuses another one.
 """
-import functools
 import inspect
 import sys
 from pathlib import Path
@@ -45,26 +45,31 @@ import ragen_mini as rm
 # ------------------------------------------------------------------------------------------- other advantages
 def rloo(cfg):
     """REINFORCE leave-one-out: an episode against the mean of the *others* of its group. (As GRPO: no critic.)"""
-    def of_group(R, norm):  # (P,N) -> (P,N)
-        others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
-        return R - others
-    if cfg.algo != "grpo":
-        print("note: RLOO replaces GRPO's advantages, so this is --algo grpo")
-    return rm.train(rm.replace(cfg, algo="grpo"), learn=functools.partial(rm.learn, of_group=of_group))
+    return rm.train(rm.replace(cfg, algo="rloo"))
+
+
+def leave_one_out(R, norm):  # (P,N) -> (P,N)
+    others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
+    return R - others
 
 
 def discount_per_turn(cfg):
     """PPO, where --gamma 0.9 discounts once a turn instead of once a token.
     Rewards and forecasts of turn k are scaled by gamma ** k, which turns the discounted sum into a plain one; then back."""
-    rm.need(cfg.algo == "ppo", "discount_per_turn is for --algo ppo")
+    rm.need(cfg.algo in rm.BY_CRITIC, "discount_per_turn is for --algo ppo")
     rm.need(cfg.gamma > 0, "--gamma must be above 0")
+    return rm.train(rm.replace(cfg, algo="ppo-per-turn"))
 
-    def gae(reward, value, mask, gamma, lam):  # as rm.gae
-        begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # an answer's first token
-        scale = gamma ** (begins.cumsum(1) - 1)
-        adv, ret = rm.gae(reward * scale, value * scale, mask, 1.0, lam)
-        return adv / scale, ret / scale
-    return rm.train(cfg, learn=functools.partial(rm.learn, gae=gae))
+
+def gae_per_turn(reward, value, mask, gamma, lam):  # as rm.gae
+    begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # an answer's first token
+    scale = gamma ** (begins.cumsum(1) - 1)
+    adv, ret = rm.gae(reward * scale, value * scale, mask, 1.0, lam)
+    return adv / scale, ret / scale
+
+
+rm.BY_GROUP["rloo"] = leave_one_out
+rm.BY_CRITIC["ppo-per-turn"] = gae_per_turn
 
 
 def early_turns_count_more(cfg):

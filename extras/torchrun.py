@@ -92,13 +92,13 @@ class LastView:
         return self.text
 
 
-def learn(trajs, models, cfg, seed, **own):  # as rm.learn
+def learn(trajs, models, cfg, seed):  # as rm.learn
     R = rm.returns(trajs, cfg)
     kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
     if rm.nothing_to_compare(R[kept], cfg):
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]
-    batch = rm.compute_advantages(chosen, R[kept], models, cfg, **own)
+    batch = rm.compute_advantages(chosen, R[kept], models, cfg)
     return batch, updates(batch, models, cfg, seed)
 
 

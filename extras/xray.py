@@ -52,6 +52,8 @@ def settings_of(run):  # without options that only its own script knows
     with rm.or_say(f"{run}/config.json is damaged"):
         settings = json.loads(Path(run, "config.json").read_text())
         settings = {name: value for name, value in settings.items() if name in known}
+        algo = settings["algo"]
+        rm.need(algo in rm.BY_CRITIC | rm.BY_GROUP, f"no X-ray of {run}: only its script knows --algo {algo}")
         return rm.Config(**settings | {"device": rm.Config.device, "resume": run})
 
 

@@ -54,11 +54,12 @@ def models_out(cfg):
 def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
     seen = []
     compute = rm.compute_advantages
-    monkeypatch.setattr(rm, "compute_advantages", lambda *args, **others: seen.append((args[1], others)) or compute(*args, **others))
-    recipes.rloo(cfg("--algo", "grpo", "--keep", 0.5))
-    R, others = seen[0]
+    monkeypatch.setattr(rm, "compute_advantages", lambda *args: seen.append(args) or compute(*args))
+    recipes.rloo(cfg("--keep", 0.5))
+    _, R, models, settings = seen[0]
     assert R.shape == (1, 8), "the filter still filters"
-    for i, A in enumerate(others["of_group"](R, "std")[0]):
+    assert models.critic is None and Path(models_out(cfg), "config.json").read_text().count('"rloo"') == 1
+    for i, A in enumerate(rm.BY_GROUP[settings.algo](R, "std")[0]):
         rest = [x for j, x in enumerate(R[0].tolist()) if j != i]
         assert A == pytest.approx(R[0, i].item() - sum(rest) / 7, abs=1e-5)
 

@@ -531,17 +531,22 @@ def test_wilson_interval_holds_its_rate(n):
 
 
 # ----------------------------------------------------------------------- seams; what only a GPU would show: autocast
-@pytest.mark.parametrize("algo, seam", [("ppo", "of_group"), ("grpo", "gae")])
-def test_a_seam_that_the_algorithm_does_not_use_is_refused(cfg, algo, seam, monkeypatch):
-    """RLOO under the default PPO would train PPO, without a word."""
-    cfg = rm.replace(cfg, algo=algo)
-    trajs = [SimpleNamespace(R=float(i)) for i in range(cfg.rollouts)]
-    monkeypatch.setattr(rm, "compute_advantages", lambda *_, **others: 1 / 0)  # what comes next
-    with pytest.raises(envs.UserError, match=f"--algo {algo} does not use your {seam}"):
-        rm.learn(trajs, None, cfg, 0, **{seam: print})
-    used, = {"of_group", "gae"} - {seam}
-    with pytest.raises(ZeroDivisionError):
-        rm.learn(trajs, None, cfg, 0, **{used: print})
+def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, monkeypatch):
+    with pytest.raises(envs.UserError, match=r"--algo mine: not in \['ppo', "):
+        rm.replace(cfg, algo="mine")
+    assert rm.replace(cfg, algo="mine", play=3).algo == "mine", "who only looks needs no advantages"
+    monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: 2 * R)
+    cfg = rm.replace(cfg, algo="mine", rollouts=4)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    for row, traj in enumerate(trajs):
+        assert equal(batch["adv"][row], 2 * traj.R * batch["mask"][row])
+    assert "value" not in batch
+    monkeypatch.delitem(rm.BY_GROUP, "mine")
+    monkeypatch.setitem(rm.BY_CRITIC, "mine", lambda reward, value, mask, gamma, lam: (value ** 3, value + 5))
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    assert equal(batch["ret"], batch["value"] + 5)
+    adv = batch["value"][batch["mask"]] ** 3
+    assert torch.allclose(batch["adv"][batch["mask"]], (adv - adv.mean()) / adv.std(correction=0), atol=1e-4)
 
 
 def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, monkeypatch):
