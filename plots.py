@@ -109,7 +109,7 @@ def load(folder):  # -> Run
 
 # -------------------------------------------------------------------------- is it dead? did it collapse?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak (or without update) are no mere dip.
+COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak are no mere dip.
 
 
 def is_dead(rows):  # asked by `train` after each iteration: ten without an update end the run

@@ -304,13 +304,13 @@ BY_GROUP = {"grpo": grpo_advantages}  # these with the other returns of the grou
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
-    """Adds "adv": for each token rewards to come (GRPO: return) minus a baseline, scaled. A baseline c, fixed before
-    the token, adds c sum_v p_v grad log p_v = c grad 1 = 0 to the mean gradient. (GRPO's has R_i: only scales A.)"""
+    """Adds "adv": for each token the rewards to come (GRPO: the return) minus a baseline, what was expected; scaled.
+    Any baseline c that ignores the token is free: on average it adds c sum_v p_v grad log p_v = c grad 1 = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
-        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1)
+        ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1), in parts
         batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo in BY_CRITIC:  # baseline: the critic's forecast
@@ -448,8 +448,8 @@ STOP = []  # filled by Ctrl-C (see ask_to_stop)
 
 
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """Play and learn (`iterate`), at times evaluate; log, save. Your `learn` and `rollout` (evaluations, too) return
-    what ours do. watch(row, trajs, ...) sees a row before it is logged (row 0: no trajs), may add; True: stop."""
+    """You may hand over functions of your own: `learn` and `rollout` (it plays evaluations, too) return what ours do.
+    `watch` sees each row before it is logged, may add columns, and returns True to stop. (Row 0 has no trajs.)"""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, unclipped
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update. Ratios are 1
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
@@ -750,7 +750,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"--algo {self.algo}: not in {list(BY_CRITIC | BY_GROUP)}")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"--algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
         need(self.adv_norm in ("std", "mean"), "--adv-norm std or mean")
         need(self.rollouts > 1 or self.algo in BY_CRITIC and self.keep == 1, "filter, GRPO: --rollouts 2 or more")
 
