@@ -302,7 +302,6 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
                 mean += p * value(new, 0 if over else left - 1, combine)
             by_action.append(mean)
         return combine(by_action)
-
     return np.array([[value(env.state, left, combine) for left in range(horizon + 1)] for combine in (fmean, max)])
 
 

@@ -169,12 +169,13 @@ def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a f
 
 def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
     world = metric.removeprefix("eval ")
+    yardsticks = set()  # runs may have the same: drawn once
     for label, run in runs.items():
+        yardsticks |= set(zip(("random", "optimal"), run.yardsticks.get(world, [])))
         iterations, success = run.series(metric)
         ax.plot(iterations, success, "-o", label=label)  # fill_between takes the same colour
         ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
-    pairs = {pair for run in runs.values() for pair in zip(("random", "optimal"), run.yardsticks.get(world, []))}
-    for name, value in sorted(pairs):  # runs may have the same: a set draws them once
+    for name, value in sorted(yardsticks):
         ax.axhline(value, color="0.4", ls=":")
         ax.text(0.98, value, f"{name} {value:.2f}", transform=ax.get_yaxis_transform(), ha="right", va="bottom")
     finish_panel(ax, metric, f"success, {world}\non evaluation levels, 95% interval")

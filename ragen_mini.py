@@ -750,7 +750,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"--algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
         need(self.adv_norm in ("std", "mean"), "--adv-norm std or mean")
         need(self.rollouts > 1 or self.algo in BY_CRITIC and self.keep == 1, "filter, GRPO: --rollouts 2 or more")
 
@@ -773,7 +773,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
             need(given.keys().isdisjoint("env model out play eval_only eval_prompts starpo_s".split()),
                  f"--resume keeps env, model, out, starpo-s, eval-prompts. To play, or train anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
-    of_no_use = {"success_rate"}.difference(vars(envs.make(cfg.env)))  # of worlds that do not slip
+    of_no_use = {"success_rate"}.difference(vars(envs.make(cfg.env)))  # in worlds that do not slip
     of_no_use |= {"adv_norm"} if cfg.algo in BY_CRITIC else {"gamma", "lam", "critic_lr"}
     for name in of_no_use.intersection(given):
         print(f"note: --{name.replace('_', '-')} has no effect on {envs.title(cfg.env)}, {cfg.algo}")
