@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-cfg: settings (read the fields of Config first). models: networks (Models). After the cache the rest may be skipped.
+cfg: settings (keep Config's fields open beside this). models: networks (Models). What follows the cache may be skipped.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
