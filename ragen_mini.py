@@ -597,7 +597,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"--model {cfg.model} cannot be loaded: damaged? No hub? No --device {cfg.device} (cpu, cuda, mps)?"):
+    with or_say(f"cannot load --model {cfg.model} on --device {cfg.device}: is there one? Model damaged? No hub?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -748,11 +748,11 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
-        need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: add --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
         need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
         need(self.adv_norm in ("std", "mean"), "--adv-norm std or mean")
-        need(self.rollouts > 1 or self.algo in BY_CRITIC and self.keep == 1, "filter, GRPO: --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo in BY_CRITIC and self.keep == 1, "filter and GRPO: --rollouts 2 or more")
 
 
 def parse_config(argv=None, config=Config):  # -> config: what is typed, else what RUN had, else the default
@@ -771,7 +771,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
         if "resume" in given:
             need(settings, f"--resume {run}: no such run, with checkpoint and settings (give RUN, not RUN/checkpoint)")
             need(given.keys().isdisjoint("env model out play eval_only eval_prompts starpo_s".split()),
-                 f"--resume keeps env, model, out, starpo-s, eval-prompts. To play, or train anew: --model {run}")
+                 f"--resume keeps env, model, out, starpo-s, eval-prompts. To play, or to begin anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
     of_no_use = {"success_rate"}.difference(vars(envs.make(cfg.env)))  # in worlds that do not slip
     of_no_use |= {"adv_norm"} if cfg.algo in BY_CRITIC else {"gamma", "lam", "critic_lr"}
