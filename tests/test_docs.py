@@ -329,7 +329,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "With equally many updates **no benefit is shown**. Nor is one excluded: the runs are few, of one small model in one game." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey), all returns -0.5: equal, so the program skips updates, and after ten such iterations stops." in section
+    assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "3. **It breaks.** At 311, after a jump, all answers are malformed (grey), all returns -0.5: equal, so the program skips updates, and after ten iterations stops." in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0] and "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "All choose Engineer, so returns differ by luck alone." in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all episodes choose Engineer, and by 50" in section
