@@ -214,7 +214,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     end = f"collapse in {collapsed_at} (grey)"
     if collapsed_at is None:
         end = f"no collapse (it takes {COLLAPSED_FOR} below half)" if success.any() else "but nothing was won"
-    verdict = f"success peaks in iteration {peak_at} (dotted: the first of its best {WINDOW}), {end}"
+    verdict = f"success is at its best from iteration {peak_at} on (dotted), {end}"
     fig = Figure(figsize=(10, 7))
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")
     for ax, metric in zip(fig.subplots(3, 2).flat, SIGNALS):

@@ -292,7 +292,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. 15 of 16 pull the sure arm (0.15), one
         the risky, paid 1 (chance 1/4):    A =  0.797 / 0.2125 =  3.75    (its own pay-out makes the std)
         the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    mean -1.9, yet it is better ("mean": 0.09)"""
-    centered = R - R.mean(1, keepdim=True)
+    centered = R - R.mean(1, keepdim=True)  # R_i is in its own mean. That only scales A, by 1 - 1/N
     if norm == "mean":
         return centered
     std = R.std(1, keepdim=True)  # the sample std
@@ -304,8 +304,8 @@ BY_GROUP = {"grpo": grpo_advantages}  # these with the other returns of the grou
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
-    """Adds "adv": for each token the rewards to come (GRPO: the return) minus a baseline, what was expected; scaled.
-    Any baseline c that ignores the token is free: on average it adds c sum_v p_v grad log p_v = c grad 1 = 0."""
+    """Adds "adv", A: for each token the rewards to come (GRPO: the return) minus a baseline, scaled. Steps along the
+    mean of A grad log p raise the return. A baseline c that ignores the token adds c sum_v p_v grad log p_v = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -531,9 +531,9 @@ def check_ratios(trajs, models, cfg):
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each, but reads only ids
     that are not cached. Logits (large) are made for the last input alone, so shorter ones begin with pads (-).
-        cached h h h, reads a b c    input a b c    to columns 3 4 5    cached then h h h a b c
-        cached h, reads x            input - - x    to columns 2 3 1    cached then h x - -   (no id looks at pads)
-        cached h x - -, reads y z    input y z      to columns 2 3      cached then h x y z   (which are replaced)"""
+        an episode that has cached h h h reads a b c: input a b c   to columns 3 4 5   then cached: h h h a b c
+        beside it one that has cached h reads x:      input - - x   to columns 2 3 1   then cached: h x - -  (unseen)
+        the latter's next pass replaces - - by y z:   input y z     to columns 2 3     then cached: h x y z"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update. Ratios are 1
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, nothing is clipped
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15

@@ -499,4 +499,4 @@ def test_a_log_with_little_in_it_is_drawn(columns, runs, user, drawn):
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
     Path("run/log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"iter')  # another one is being written
     assert len(plots.load("run").rows) == 30
-    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png: success peaks in iteration 0 (dotted: the first of its best 5), no collapse (it takes 10 below half)\n")
+    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png: success is at its best from iteration 0 on (dotted), no collapse (it takes 10 below half)\n")
