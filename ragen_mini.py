@@ -214,7 +214,7 @@ def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for ea
     tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
     chosen = next_logps.gather(1, tokens).flatten().tolist()
     for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropy_of(next_logps).tolist()):
-        traj.cached = len(traj.ids)  # read by now, if only once for its group (see rollout). The new token is not
+        traj.cached = len(traj.ids)  # all but the new token (at first in its group's row, see `rollout`)
         traj.append(ids, sampled=True, logp=logp)  # ids: of one token
         traj.entropy += entropy
 
@@ -247,7 +247,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
-    axis = None if cfg.algo in BY_CRITIC else 1
+    axis = None if cfg.algo in BY_CRITIC else 1  # PPO: of all that were kept
     return R.std(axis, correction=0).max() < 1e-4  # PPO would train on the critic's errors, blown up by whitening
 
 
@@ -291,7 +291,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. 15 of 16 pull the sure arm (0.15), one
         the risky, paid 1 (chance 1/4):    A =  0.797 / 0.2125 =  3.75    (its own pay-out makes the std)
-        the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    mean -1.9, yet it is better ("mean": 0.09)"""
+        the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    on average -1.9 (norm "mean": 0.09, right)"""
     centered = R - R.mean(1, keepdim=True)  # R_i is in its own mean. That only scales A, by 1 - 1/N
     if norm == "mean":
         return centered
@@ -299,8 +299,8 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
-BY_CRITIC = {"ppo": gae}  # --algo: the function of its advantages. These compare with a critic's forecasts,
-BY_GROUP = {"grpo": grpo_advantages}  # these with the other returns of the group. Add your own, as README does
+BY_CRITIC = {"ppo": gae}  # --algo: the function of its advantages. Here it compares with a critic's forecasts
+BY_GROUP = {"grpo": grpo_advantages}  # Here with the group's returns. Add functions of your own, as README does
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
