@@ -7,14 +7,15 @@ The ways in:
     train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
                              a state_dict, also one that you add, is in the checkpoint. models.optimizer: your own; if it is
                              None, `train` makes one for the networks as they then are. models.loss: another policy_loss, a
-                             number for each token, which knows nothing of its episode; if it must: a `learn` (see gspo).
-                             (Both show from the second update on: --update-size 16, --epochs 2)
+                             number for each token, which knows nothing of its episode. (It shows from the second update on:
+                             --update-size 16, --epochs 2)
                              NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
     rm.BY_GROUP["rloo"] = f  other advantages, for --algo rloo: of a group's returns; rm.BY_CRITIC: of rewards and forecasts,
                              as rm.gae. Filter, KL penalty and updates stay (also that there is none where all returns are
                              equal; BY_GROUP: where those of each group are)
     train(cfg, learn=...)    another method. Another filter: hand rm.learn some of the groups, whole ones, in their order; or
-                             write what mean_of_episodes does
+                             write what mean_of_episodes does. A loss of whole episodes: rm.updates(..., add_gradients) as in
+                             gspo
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
@@ -134,7 +135,7 @@ def gspo(cfg):
         return -torch.min(ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
 
     @rm.autocast
-    def add_gradients(batch, rows, models):  # -> statistics
+    def add_gradients(batch, rows, models, cfg):  # -> statistics
         total = 0.0
         for _, part in rm.micro_batches(batch, rows):
             logp, _ = rm.token_logps(models.policy, part, cfg)
@@ -143,17 +144,12 @@ def gspo(cfg):
             total += loss.item()
         return {"policy_loss": total}
 
-    def learn(trajs, models, cfg, seed):  # rm.learn and rm.updates in one
+    def learn(trajs, models, cfg, seed):
         R = rm.returns(trajs, cfg)
         if rm.nothing_to_compare(R, cfg):
             return {}, []
-        batch, steps = rm.compute_advantages(trajs, R, models, cfg), []
-        shuffler = torch.Generator().manual_seed(seed)
-        for _ in range(cfg.epochs):
-            for rows in torch.randperm(len(trajs), generator=shuffler).split(cfg.update_size):
-                stats = add_gradients(batch, rows.tolist(), models)
-                steps.append(stats | {"grad_norm": rm.take_step(models)})
-        return batch, steps
+        batch = rm.compute_advantages(trajs, R, models, cfg)
+        return batch, rm.updates(batch, models, cfg, seed, add_gradients)
     return rm.train(cfg, learn=learn)
 
 

@@ -99,18 +99,7 @@ def learn(trajs, models, cfg, seed):  # as rm.learn
         return {}, []
     chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]
     batch = rm.compute_advantages(chosen, R[kept], models, cfg)
-    return batch, updates(batch, models, cfg, seed)
-
-
-def updates(batch, models, cfg, seed):  # as rm.updates
-    steps = []
-    shuffler = torch.Generator().manual_seed(seed)
-    for _ in range(cfg.epochs):
-        order = torch.randperm(len(batch["mask"]), generator=shuffler)
-        for rows in order.split(cfg.update_size):
-            stats = add_gradients(batch, rows.tolist(), models, cfg)
-            steps.append(stats | {"grad_norm": rm.take_step(models)})
-    return steps
+    return batch, rm.updates(batch, models, cfg, seed, add_gradients)
 
 
 def add_gradients(batch, rows, models, cfg):  # as rm.add_gradients

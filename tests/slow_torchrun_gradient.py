@@ -1,4 +1,5 @@
 """Several processes are to do what one does: the same gradient, the same trajectories everywhere."""
+import functools
 import multiprocessing
 import os
 import sys
@@ -58,7 +59,8 @@ def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch, micro_t
     monkeypatch.setattr(rm, "MICRO_TOKENS", micro_tokens)
     truth, stats = gradients(cfg, models, trajs, rm.updates)
     assert [len(step) > 0 for step in truth] == [True] * 3, "9 = 4 + 4 + 1"
-    together = of_all_processes(lambda rank: gradients(cfg, models, trajs, torchrun.updates), 2, tmp_path)
+    updates = functools.partial(rm.updates, gradients=torchrun.add_gradients)
+    together = of_all_processes(lambda rank: gradients(cfg, models, trajs, updates), 2, tmp_path)
     for found, found_stats in together:
         assert len(found) == len(truth)
         for step, true_step in zip(found, truth):

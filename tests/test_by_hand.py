@@ -165,6 +165,16 @@ def test_every_epoch_takes_every_trajectory_once_in_an_order_of_its_own(cfg, rec
     assert recorded[12:] != recorded[:6]
 
 
+def test_gradients_of_ones_own_take_the_same_rows(cfg, recorded):
+    cfg.update_size, cfg.epochs = 4, 1
+    batch = {"mask": torch.ones(10, 3, dtype=torch.bool)}
+    rm.updates(batch, None, cfg, seed=5)
+    own = []
+    steps = rm.updates(batch, "models", cfg, 5, lambda *args: own.append(args) or {"policy_loss": 2.0})
+    assert own == [(batch, rows, "models", cfg) for rows in recorded] and len(recorded) == 3
+    assert steps == [{"policy_loss": 2.0, "grad_norm": 1.0}] * 3
+
+
 def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, monkeypatch):
     """Rows of one and of three tokens, each a part of its own: (1 + 1) / 4."""
     monkeypatch.setattr(rm, "MICRO_TOKENS", 1)
