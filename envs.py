@@ -84,7 +84,7 @@ class Env:
 @lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
 def find_level(world, draw_args, seed):  # -> level, initial state
     """The level of a seed (cached: do not change it). Seeds may draw the same, but a level of an evaluation is
-    never trained on: its hash gives it to one side. (The same map with another start is another level.)"""
+    never trained on: its hash says which side may draw it. (The same map with another start is another level.)"""
     for attempt in range(1000):
         drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes

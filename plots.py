@@ -109,7 +109,7 @@ def load(folder):  # -> Run
 
 # -------------------------------------------------------------------------- is it dead? did it collapse?
 WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak are no mere dip.
+COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak are no mere dip. (is_dead: without update)
 
 
 def is_dead(rows):  # asked by `train` after each iteration: ten without an update end the run
@@ -214,7 +214,7 @@ def collapse(run, out):  # draws SIGNALS -> the verdict, in words
     end = f"collapse in {collapsed_at} (grey)"
     if collapsed_at is None:
         end = f"no collapse (it takes {COLLAPSED_FOR} below half)" if success.any() else "but nothing was won"
-    verdict = f"success is at its best from iteration {peak_at} on (dotted), {end}"
+    verdict = f"the best {WINDOW} iterations begin at {peak_at} (dotted), {end}"
     fig = Figure(figsize=(10, 7))
     fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")
     for ax, metric in zip(fig.subplots(3, 2).flat, SIGNALS):

@@ -291,21 +291,21 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. 15 of 16 pull the sure arm (0.15), one
         the risky, paid 1 (chance 1/4):    A =  0.797 / 0.2125 =  3.75    (its own pay-out makes the std)
-        the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    on average -1.9 (norm "mean": 0.09, right)"""
-    centered = R - R.mean(1, keepdim=True)  # R_i is in its own mean. That only scales A, by 1 - 1/N
+        the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    mean -1.9, yet it is better ("mean": 0.09)"""
+    centered = R - R.mean(1, keepdim=True)  # the mean includes R_i: that scales this by 1 - 1/N
     if norm == "mean":
         return centered
     std = R.std(1, keepdim=True)  # the sample std
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
-BY_CRITIC = {"ppo": gae}  # --algo: the function of its advantages. Here it compares with a critic's forecasts
-BY_GROUP = {"grpo": grpo_advantages}  # Here with the group's returns. Add functions of your own, as README does
+BY_CRITIC = {"ppo": gae}  # --algo: its advantages, from rewards and a critic's forecasts
+BY_GROUP = {"grpo": grpo_advantages}  # --algo: from a group's returns. Add your own under a new name, as README does
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
-    """Adds "adv", A: for each token the rewards to come (GRPO: the return) minus a baseline, scaled. Steps along the
-    mean of A grad log p raise the return. A baseline c that ignores the token adds c sum_v p_v grad log p_v = 0."""
+    """Adds "adv", A: each token's rewards to come (GRPO: the return) minus a baseline, scaled. Steps along the mean of
+    A grad log p raise returns. A baseline c, fixed before the token, adds c sum_v p_v grad log p_v = c grad 1 = 0."""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -532,7 +532,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each, but reads only ids
     that are not cached. Logits (large) are made for the last input alone, so shorter ones begin with pads (-).
         an episode that has cached h h h reads a b c: input a b c   to columns 3 4 5   then cached: h h h a b c
-        beside it one that has cached h reads x:      input - - x   to columns 2 3 1   then cached: h x - -  (unseen)
+        beside it one that has cached h reads x:      input - - x   to columns 2 3 1   then cached: h x - - (unseen: -)
         the latter's next pass replaces - - by y z:   input y z     to columns 2 3     then cached: h x y z"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
@@ -597,7 +597,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"cannot load --model {cfg.model} on --device {cfg.device}: is there one? Model damaged? No hub?"):
+    with or_say(f"cannot load --model {cfg.model} --device {cfg.device} (cpu, cuda, mps): damaged? No hub? No device?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, nothing is clipped
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, no ratio is clipped
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
@@ -709,7 +709,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
     clip_low: Share = 0.2  # the ratio is clipped below 1 - clip_low
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
-    algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the group)
+    algo: str = "ppo"  # ppo (advantages from a critic), grpo (from the group), or one that a script adds
     gamma: Share = 1.0  # ppo: discount, per token that the model wrote
     lam: Share = 1.0  # ppo: lambda. 1 trusts the rewards that came (noisy), 0 the next forecast (biased)
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
@@ -752,7 +752,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
         need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
         need(self.adv_norm in ("std", "mean"), "--adv-norm std or mean")
-        need(self.rollouts > 1 or self.algo in BY_CRITIC and self.keep == 1, "filter and GRPO: --rollouts 2 or more")
+        need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 
 
 def parse_config(argv=None, config=Config):  # -> config: what is typed, else what RUN had, else the default

@@ -11,8 +11,8 @@ The ways in:
                              --update-size 16, --epochs 2)
                              NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
     rm.BY_GROUP["rloo"] = f  other advantages, for --algo rloo: of a group's returns; rm.BY_CRITIC: of rewards and forecasts,
-                             as rm.gae. Filter, KL penalty and updates stay (also that there is none where all returns are
-                             equal; BY_GROUP: where those of each group are)
+                             as rm.gae. Filter, KL penalty and updates stay. There is no update where all returns are equal
+                             (BY_GROUP: equal within each group)
     train(cfg, learn=...)    another method. Another filter: hand rm.learn some of the groups, whole ones, in their order; or
                              write what mean_of_episodes does. A loss of whole episodes: rm.updates(..., add_gradients) as in
                              gspo

@@ -4,7 +4,8 @@
 
 It takes RUN's checkpoint, plays the iteration that would come next, and trains on it; then it shows the best and the
 worst episode of the group whose returns differ most. Nothing but the page is written to RUN. (A run that another
-program trained, such as extras/thoughts.py, goes on here with the core's worlds, rewards and losses.)
+program trained, such as extras/thoughts.py, goes on here with the core's worlds, rewards and losses; one whose script
+added an --algo is refused.)
 """
 import argparse
 import json
@@ -52,7 +53,7 @@ def settings_of(run):  # without options that only its own script knows
     with rm.or_say(f"{run}/config.json is damaged"):
         settings = json.loads(Path(run, "config.json").read_text())
         settings = {name: value for name, value in settings.items() if name in known}
-        algo = settings["algo"]
+        algo = settings.get("algo", rm.Config.algo)
         rm.need(algo in rm.BY_CRITIC | rm.BY_GROUP, f"no X-ray of {run}: only its script knows --algo {algo}")
         return rm.Config(**settings | {"device": rm.Config.device, "resume": run})
 

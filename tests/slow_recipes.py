@@ -64,6 +64,19 @@ def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
         assert A == pytest.approx(R[0, i].item() - sum(rest) / 7, abs=1e-5)
 
 
+def test_a_run_whose_algorithm_a_script_added(cfg, monkeypatch):
+    """Without its script one can still watch it, but not train on with other advantages."""
+    recipes.discount_per_turn(cfg("--rollouts", 1, "--prompts", 8))
+    run = models_out(cfg)
+    monkeypatch.delitem(rm.BY_CRITIC, "ppo-per-turn")
+    assert rm.parse_config(["--model", run, "--play", "0"]).algo == "ppo-per-turn"
+    for flags in (["--model", run], ["--resume", run, "--iterations", "3"]):
+        with pytest.raises(UserError, match="algo ppo-per-turn not in"):
+            rm.parse_config(flags)
+    with pytest.raises(UserError, match=f"no X-ray of {run}: only its script knows --algo ppo-per-turn"):
+        xray.xray(run)
+
+
 OWN_OPTION = """
 from __future__ import annotations  # makes annotations texts
 from dataclasses import dataclass

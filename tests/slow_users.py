@@ -239,7 +239,7 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --lr 1e-4x", "--lr: invalid float value: '1e-4x'"),
     ("ragen_mini.py --play seven", "--play: invalid int value: 'seven'"),
     ("ragen_mini.py --model /etc", "--model /etc: there is no such folder with a model's *.safetensors"),
-    ("ragen_mini.py --model runs/nowhere/checkpoint", "cannot load --model runs/nowhere/checkpoint on"),
+    ("ragen_mini.py --model runs/nowhere/checkpoint", "cannot load --model runs/nowhere/checkpoint --device"),
     ("ragen_mini.py --model gpt2", "--model gpt2: there is no such folder with a model's *.safetensors"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
     ("ragen_mini.py --resume {runs}/mine", "mine is finished (1 iterations): raise --iterations"),
@@ -499,4 +499,4 @@ def test_a_log_with_little_in_it_is_drawn(columns, runs, user, drawn):
     rows = [dict(iteration=i, success=0.5, **columns) for i in range(30)]
     Path("run/log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"iter')  # another one is being written
     assert len(plots.load("run").rows) == 30
-    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png: success is at its best from iteration 0 on (dotted), no collapse (it takes 10 below half)\n")
+    assert user("plots.py collapse run")[:2] == (0, "run/collapse.png: the best 5 iterations begin at 0 (dotted), no collapse (it takes 10 below half)\n")

@@ -1,7 +1,6 @@
 """tutorial.ipynb: its form, its checks against what students write, and that both meet in its cells. Kernels, nbgrader
 and whole classes take longer: slow_course.py."""
 import ast
-import functools
 import itertools
 import json
 import math
@@ -130,7 +129,7 @@ def test_training_accepts_what_its_check_accepts(given, monkeypatch):
     assert not checks.check(exercises.EXERCISES["settings"], lambda: given, [0])
     monkeypatch.setattr(rm, "train", lambda cfg, watch: (cfg, None))
     space = dict(vars(course), rm=rm, settings=lambda: given, use=lambda name, answer: answer,
-                 SETTINGS=exercises.SETTINGS, functools=functools)
+                 SETTINGS=exercises.SETTINGS)
     exec(source(cell_of("train")), space)
     expected = exercises.SETTINGS | dict(eval_every=max(1, given.get("iterations", 20) // 4)) | given
     assert {name: getattr(space["cfg"], name) for name in expected} == expected
@@ -154,7 +153,7 @@ def test_training_calls_what_was_plugged_in(algo, monkeypatch):
             return function(*args, **options)
         return Counted if isinstance(function, type) else counting
     settings = dict(env="bandit", algo=algo, iterations=1, prompts=2, rollouts=4, eval_prompts=2)
-    space = dict(rm=rm, functools=functools, tempfile=tempfile, passed=lambda name: True, SETTINGS={}, watch=lambda *_: False,
+    space = dict(rm=rm, tempfile=tempfile, passed=lambda name: True, SETTINGS={}, watch=lambda *_: False,
                  use=lambda name, answer: answer, settings=lambda: settings)
     for name in names:
         space[name] = counted(name, getattr(rm, name))
