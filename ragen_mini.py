@@ -349,7 +349,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each gradient step, on E trajectories
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your add_gradients
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
