@@ -451,7 +451,7 @@ def test_what_the_page_says_of_the_usual_rate():
     assert "At the default learning rate none of ten bandit runs collapses in 6,400 updates on 8 episodes each. At five times that rate most do." in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
-    assert max(different) < 15 and "few different thoughts remain. At the default rate this happens too, harmlessly." in (ROOT / "README.md").read_text()
+    assert max(different) < 15 and "few different thoughts remain. That alone is harmless: it happens at the default rate, too." in (ROOT / "README.md").read_text()
 
 
 def came_back(run):
