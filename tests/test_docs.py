@@ -319,7 +319,7 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    assert "had 20 runs each, at this rate and update size. Of those that won (success 0.9), this many collapsed [exact 95% interval]:" in section
+    assert "had 20 runs each, at this rate and update size. Of those that reached success 0.9, this many collapsed [exact 95% interval]:" in section
     assert "in 400 iterations        in 6,400 updates" in section
     assert "in 400 iterations PPO makes 6,400, the others 1,600." in section and 4 * 1600 == 6400
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "the same"), (s_early, s_late), (r_early, r_late)), strict=True):
@@ -338,7 +338,7 @@ def test_readme_findings_are_those_of_the_ledger():
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
-    assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01 and "As the model grows sure, gradients shrink." in section
+    assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01 and "As the model grows sure, its gradients shrink (bottom right)." in section
     assert "When they jump, mostly a [rare token](figures/rare_tokens.txt) was sampled." in section
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
