@@ -214,7 +214,7 @@ def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for ea
     tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
     chosen = next_logps.gather(1, tokens).flatten().tolist()
     for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropy_of(next_logps).tolist()):
-        traj.cached = len(traj.ids)  # all but the new token (at first in its group's row, see `rollout`)
+        traj.cached = len(traj.ids)  # all these were read (at first by one for its group); the new token is not
         traj.append(ids, sampled=True, logp=logp)  # ids: of one token
         traj.entropy += entropy
 
