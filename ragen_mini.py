@@ -751,7 +751,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
         need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
         need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
-        need(self.adv_norm in ("std", "mean"), "--adv-norm std or mean")
+        need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")
         need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 
 

@@ -474,7 +474,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"), ("--keep 7", "0 to 1"),
     ("--temperature 0", "must be a number, 1e-06 to"), ("--max-new-tokens 0", "must be a whole number, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "algo dpo not in ['ppo', "), ("--adv-norm max", "--adv-norm std or mean"), ("--device moon", "cannot load --model tiny --device moon (cpu, cuda, mps): damaged? No hub? No device?"),
+    ("--algo dpo", "algo dpo not in ['ppo', "), ("--adv-norm max", "--adv-norm max: take std or mean"), ("--device moon", "cannot load --model tiny --device moon (cpu, cuda, mps): damaged? No hub? No device?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
     ("--out ..", "..: give the name of a folder (of a new one, or --resume RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
