@@ -531,9 +531,9 @@ def check_ratios(trajs, models, cfg):
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each, but reads only ids
     that are not cached. Logits (large) are made for the last input alone, so shorter ones begin with pads (-).
-        an episode that has cached h h h reads a b c: input a b c   to columns 3 4 5   then cached: h h h a b c
-        beside it one that has cached h reads x:      input - - x   to columns 2 3 1   then cached: h x - - (unseen: -)
-        the latter's next pass replaces - - by y z:   input y z     to columns 2 3     then cached: h x y z"""
+        an episode that cached h h h reads a b c:  input a b c   to columns 3 4 5   then cached: h h h a b c
+        beside it one that cached h reads x:       input - - x   to columns 2 3 1   then cached: h x - - (pads unseen)
+        the next pass of the second reads y z:     input y z     to columns 2 3     then cached: h x y z (replaced)"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made

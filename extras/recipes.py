@@ -121,9 +121,9 @@ def cispo(cfg):
 
 def gspo(cfg):
     """GSPO (arXiv 2507.18071): GRPO with one ratio for an episode, the geometric mean of its tokens'; episodes weigh alike.
-    It wants a narrower clip, such as --clip-low 0.0003 --clip-high 0.0004. No filter, no entropy bonus. For one ratio an
+    It wants a narrower clip, such as --clip-low 0.0003 --clip-high 0.0004. It has no entropy bonus. For one ratio an
     answer, or sums divided by a constant (Dr. GRPO, arXiv 2503.20783), change `of_episodes`."""
-    rm.need(cfg.algo == "grpo" and cfg.keep == 1, "gspo is for --algo grpo, without --keep or --starpo-s")
+    rm.need(cfg.algo in rm.BY_GROUP, "gspo is for --algo grpo")
 
     def of_episodes(part, logp, cfg):  # -> losses of its rows
         mask = part["mask"]
@@ -145,10 +145,10 @@ def gspo(cfg):
         return {"policy_loss": total}
 
     def learn(trajs, models, cfg, seed):
-        R = rm.returns(trajs, cfg)
+        chosen, R = chosen_by(trajs, cfg)
         if rm.nothing_to_compare(R, cfg):
             return {}, []
-        batch = rm.compute_advantages(trajs, R, models, cfg)
+        batch = rm.compute_advantages(chosen, R, models, cfg)
         return batch, rm.updates(batch, models, cfg, seed, add_gradients)
     return rm.train(cfg, learn=learn)
 

@@ -200,6 +200,16 @@ def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
         torch.testing.assert_close(weight.grad, grad, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("algo", ["grpo", "rloo"])
+def test_gspo_trains_on_the_groups_that_the_filter_keeps(cfg, monkeypatch, algo):
+    seen = []
+    compute = rm.compute_advantages
+    monkeypatch.setattr(rm, "compute_advantages", lambda *args: seen.append(args) or compute(*args))
+    trained(recipes.gspo(cfg("--algo", algo, "--keep", 0.5))[0])
+    for trajs, R, *_ in seen:
+        assert len(trajs) == 8 and R.tolist() == [pytest.approx([traj.R for traj in trajs])]
+
+
 def test_a_discount_of_1_per_turn_changes_nothing(cfg):
     plain = trained(rm.train(cfg())[0])
     assert trained(recipes.discount_per_turn(cfg())[0]) == plain
