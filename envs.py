@@ -3,7 +3,7 @@
 A world takes an action and answers with its next state and a reward. Its rules are one function, `outcomes`,
 which lists what can happen and how probable that is. `step` draws one of these outcomes.
 
-    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]    the intended one first
+    env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]
     env = make("sokoban")
     obs, info = env.reset(seed=7, options={"episode": 3})
         # # # # # #
@@ -50,7 +50,7 @@ class Env:
     """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
         draw(rng, *draw_args)       -> (level, initial state), or None if it failed: find_level tries again.
                                        A staticmethod, as find_level caches by these arguments
-        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended one first
+        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], first what is intended
         won(state)                  -> True or False
         render()                    -> self.state as text"""
     instruction = ""  # the task in words
@@ -63,7 +63,7 @@ class Env:
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1: another stream than find_level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 makes it differ from find_level's
         self.over = False
         return self.render(), {"success": False}
 
@@ -204,7 +204,7 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. If there is none, all anew."""
+        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. None in it? find_level tries again."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
@@ -287,7 +287,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the mean over outcomes of value(next state, 0 if over, else left - 1)
-    The room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play looks after every action, a model once a turn."""
+    The room at the file's top, 10 actions: 0.04, 1.00. NOTE: optimal play looks after each action, a model each turn"""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache

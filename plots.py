@@ -33,7 +33,7 @@ TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it
     "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
 }
 QUESTIONS = {  # each is a row of the dashboard: a panel for each of its metrics that was logged
-    "Look here first: does it win?": ("eval *", "success", "reward", "valid"),  # eval *: of each world
+    "Look here first: does it win?": ("eval *", "success", "reward", "valid"),  # eval *: success in evaluations
     "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
     "What does it write?": ("entropy", "distinct", "think_length", "response_length")}
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
@@ -43,7 +43,7 @@ STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
 
 
 # -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` returned, of each slice
+def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` returned for each slice
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = list(map(thought_of, turns))
     tokens = sum(turn["tokens"] for turn in turns)
@@ -59,18 +59,18 @@ def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` r
         "turns": len(turns) / len(trajs),
     }
     steps, kl = [], []
-    for batch, of_updates in learned:  # ({}, []) without an update
+    for batch, of_updates in learned:  # ({}, []) if there was no update
         steps += of_updates
         if "kl" in batch:  # of the kept groups; not with --kl-coef 0
             kl.append(batch["kl"][batch["mask"]].mean().item())
     if steps:
-        for name in steps[0]:  # policy_loss, grad_norm, ...: see `updates`
+        for name in steps[0]:  # policy_loss, clip_fraction, grad_norm, ...
             row[name] = fmean(step[name] for step in steps)
         row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
     if kl:
         row["kl"] = fmean(kl)
     row = {name: round(float(x), 6) for name, x in row.items()}
-    return row | {"updates": len(steps), "tokens": tokens}  # these stay integers
+    return row | {"updates": len(steps), "tokens": tokens}  # counts are not rounded
 
 
 def thought_of(turn):  # -> text; without </think>, all the rest of the answer; --no-think: ""
@@ -184,7 +184,7 @@ def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
 def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
     for label, run in runs.items():
         iterations, values = run.series(metric)
-        smooth = list(map(np.median, neighbours(values)))  # no spikes; a fall stays as steep as it is
+        smooth = list(map(np.median, neighbours(values)))  # drops single spikes, but a steep fall stays steep
         thin, = ax.plot(iterations, values, ".-", lw=0.7)
         ax.plot(iterations, smooth, color=thin.get_color(), lw=2, label=label)
     finish_panel(ax, metric)
@@ -192,7 +192,7 @@ def draw_training(ax, runs, metric):  # lines bridge iterations without the metr
 
 def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
     for i in range(len(y)):
-        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # on each side 2, n / 40 in long runs, fewer at the ends
+        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # 2 on each side; n / 40 in long runs; fewer at the ends
         yield y[i - reach:i + reach + 1]
 
 

@@ -11,7 +11,7 @@
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
     python ragen_mini.py --model RUN --play 8             see it play level 8
 
-Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
+Words (new to RL? first the text of the tutorial's parts 3 and 4: about an hour)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: 45 minutes)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-cfg: settings (keep Config's fields open beside this). models: networks (Models). What follows the cache may be skipped.
+cfg: settings (keep Config, near the end, open beside this). models: networks (Models). Skip the rest after the cache.
 Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
 b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
 """
@@ -61,15 +61,17 @@ VALUE_CLIP = 0.5  # a forecast that moved so far towards its target has no gradi
 CUDA = torch.cuda.is_available()
 MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to bound its memory
 CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
+EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
+STOP = []  # filled by Ctrl-C (see ask_to_stop)
 NOT_FINITE = "stopped: log-probs or gradients not finite. Try --resume RUN, lower --lr (bad rewards? RUN damaged?)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
-torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow
+torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow all the time
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
 class Trajectory:
     """Four lists, one entry per token. NOTE: `append` records who wrote a token. Do not guess it later
-    from text or special tokens: the end of a turn and the padding may be the same token. Here in Sokoban:
+    from text or special tokens: the end of a turn and the padding may be the same token. An example, Sokoban:
         ids       <|im_start|> user ... <think>    The box is ... </answer> <|im_end|>   <|im_start|> user ...
         mask      0            0        0          1   1   1      1         1            0            0
         old_logp  0            0        0         -1.2 -0.4 -0.1 -0.3      -0.1          0            0
@@ -85,8 +87,8 @@ class Trajectory:
         self.entropy = 0.0  # summed over the tokens that the model wrote: -sum p log p over the vocabulary
         self.actions_left = actions_left
         self.done = self.success = False
-        self.cache_row = group  # its row in the cache (skip until `read`). At first a group shares one
-        self.cached = 0  # that row holds ids[:cached]. The rest is yet to be read
+        self.cache_row = group  # its row in the cache. At first a group shares one (see `rollout`)
+        self.cached = 0  # that row holds ids[:cached]. The others are yet to be read
 
     @property
     def R(self):  # eq. 2
@@ -186,15 +188,16 @@ def take_turn(traj, tok, cfg, ends):  # ends: tokens that end an answer, <|im_en
 @autocast
 @torch.no_grad()
 def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
-    """All episodes are played side by side. Each pass of the model adds one token to every unfinished answer.
-    A finished one waits, its last token unread. Once all wait, the worlds act and send new messages."""
+    """All episodes are played side by side. Each pass of the model adds one token to every unfinished answer. An
+    episode with a finished answer waits, its last token unread. Once all wait, the worlds act and send messages.
+    A group's N episodes begin with the same message: one of them reads it, the others copy its row of the cache."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|> is first
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # first <|im_end|>
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-    cache = KVCache()  # what the model has read so far. (It and `read`: in the section on the cache)
-    next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # one reads for all N
-    cache.select(trajs)  # now each has a row of its own, a copy of its group's
+    cache = KVCache()  # what the model has read so far (it and `read` are explained further down)
+    next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # the first of each group
+    cache.select(trajs)  # from now on each episode has a row of its own
     live = writing = trajs  # live: the episode goes on. writing: those of live whose answer is unfinished
     while live:
         sample(writing, next_logps, generator)  # (b,V): a row for each of `writing`
@@ -214,7 +217,7 @@ def sample(trajs, next_logps, generator):  # next_logps (b,V): a log-prob for ea
     tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
     chosen = next_logps.gather(1, tokens).flatten().tolist()
     for traj, ids, logp, entropy in zip(trajs, tokens.tolist(), chosen, entropy_of(next_logps).tolist()):
-        traj.cached = len(traj.ids)  # all these were read (at first by one for its group); the new token is not
+        traj.cached = len(traj.ids)  # next_logps come from reading all these; the new token is unread
         traj.append(ids, sampled=True, logp=logp)  # ids: of one token
         traj.entropy += entropy
 
@@ -229,7 +232,7 @@ def learn(trajs, models, cfg, seed):  # -> batch, statistics of its updates
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if nothing_to_compare(R[kept], cfg):
         return {}, []  # no update
-    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N: its row of R
+    chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N is its row of R
     batch = compute_advantages(chosen, R[kept], models, cfg)
     return batch, updates(batch, models, cfg, seed)
 
@@ -242,13 +245,14 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
     """eq. 7: U(s0) = Std_i R(tau_i). Keeps the share `keep` of the groups, at least one: those of largest U.
     NOTE: a large U need not mean an unsure policy. Pay-outs that are luck make returns differ, too."""
     U = R.std(1, correction=0)  # population std; the sample std would give the same order
-    k = max(1, int(keep * len(R) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999...
+    k = max(1, int(keep * len(R) + 1e-9))  # 1e-9, since 0.29 * 100 is 28.999...
     return U.argsort(descending=True, stable=True)[:k]
 
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
-    axis = None if cfg.algo in BY_CRITIC else 1  # PPO: of all that were kept
-    return R.std(axis, correction=0).max() < 1e-4  # PPO would train on the critic's errors, blown up by whitening
+    """Then PPO would learn from the critic's errors alone, made large by whitening (see compute_advantages)."""
+    axis = None if cfg.algo in BY_CRITIC else 1  # None: over all groups together
+    return R.std(axis, correction=0).max() < 1e-4
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -259,7 +263,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
         reward      0   0   0   0   0   1               targets     m2  a1  a2  m3  a3
                                                         mask        0   1   1   0   1
                                                         reward      0   0   0   0   1
-    NOTE: the mask loses its first entry. Without its last instead, 0 0 1 1 0, a2 and m3 would be trained."""
+    NOTE: the mask loses its *first* entry. Were it the last, 0 0 1 1 0, then a2 and m3 would be trained."""
     batch = {"inputs": [traj.ids[:-1] for traj in trajs], "targets": [traj.ids[1:] for traj in trajs]}
     for name in "mask", "old_logp", "reward":
         batch[name] = [getattr(traj, name)[1:] for traj in trajs]
@@ -268,8 +272,8 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
-    """Generalised advantage estimation (PPO). v_t: the critic's forecast at column t of rewards to come.
-    next: the next column *that the model wrote*. With lambda 1 (here) A = what came - v, with 0 A = delta.
+    """Generalised advantage estimation (PPO). v_t is the critic's forecast, at column t, of the rewards to come.
+    "next" is the next column *that the model wrote*. Here gamma = lambda = 1: then A is what came minus v.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -289,13 +293,14 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 
 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
-    """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. 15 of 16 pull the sure arm (0.15), one
-        the risky, paid 1 (chance 1/4):    A =  0.797 / 0.2125 =  3.75    (its own pay-out makes the std)
-        the risky, paid 0 (chance 3/4):    A = -0.141 / 0.0375 = -3.75    mean -1.9, yet it is better ("mean": 0.09)"""
+    """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. Say 15 of 16 episodes pull the arm that
+    always pays 0.15, and one pulls the other, which pays 1 in one case of four, so 0.25 on average. Its advantage:
+        paid 1 (chance 1/4)    A =  0.797 / 0.2125 =  3.75    on average
+        paid 0 (chance 3/4)    A = -0.141 / 0.0375 = -3.75    -1.9 (without division by std: 0.09)"""
     centered = R - R.mean(1, keepdim=True)  # the mean includes R_i: that scales this by 1 - 1/N
     if norm == "mean":
         return centered
-    std = R.std(1, keepdim=True)  # the sample std
+    std = R.std(1, keepdim=True)  # the sample std, as in the paper's code
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # equal returns: 0 instead of rounding noise
 
 
@@ -304,14 +309,13 @@ BY_GROUP = {"grpo": grpo_advantages}  # --algo: from a group's returns. Add your
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
-    """Adds "adv", A: each token's rewards to come (GRPO: the return) minus a baseline, scaled. Steps along the mean of
-    A grad log p raise returns. A baseline c, fixed before the token, adds c sum_v p_v grad log p_v = c grad 1 = 0."""
+    """Adds "adv", A: each token's rewards to come (GRPO: the return) minus a baseline. (Why: tutorial, part 3.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1), in parts
-        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref). 0 elsewhere
+        batch["kl"] = batch["old_logp"] - ref_logp  # its mean over the mask estimates KL(pi_old || pi_ref)
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo in BY_CRITIC:  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
@@ -326,8 +330,8 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
 
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
-    """-min(ratio * A, clip(ratio) * A), eq. 4 (PPO) or 6, minus an entropy bonus. The gradient of ratio * A is
-    ratio * A * grad log pi. Where clip(ratio) * A is the smaller, min is constant: no push. At first ratio is 1.
+    """eq. 4 (PPO) and 6 (GRPO): -min(ratio * A, clip(ratio) * A), minus an entropy bonus. Where the clipped product
+    is the smaller one, the minimum is constant, so that token is not pushed. In the first update all ratios are 1.
          A    ratio    ratio * A    clip(ratio) * A    min is     does this push the token's probability?
          1     1.5        1.5            1.2           clipped    no: it moved up far enough
          1     0.5        0.5            0.8           not        up again: it moved the wrong way
@@ -349,7 +353,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your add_gradients
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: or add_gradients
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -400,10 +404,10 @@ def take_step(models):  # -> length of the policy's gradient, before it is clipp
 
 def micro_batches(batch, rows):  # yields some rows, and the batch cut to these rows and to their length
     """Puts rows of similar length together, as many as MICRO_TOKENS allows. So little padding is needed."""
-    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1: cumsum's first maximum
+    length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, where cumsum first has its maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # it has length + 1 ids
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: it has one id more
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -416,7 +420,6 @@ def token_logps(policy, part, cfg):  # -> log pi (n,), entropy (n,) of the token
     mask = part["mask"]
     hidden = policy.get_decoder()(input_ids=part["inputs"], use_cache=False).last_hidden_state[mask]  # (n,D)
     head = policy.get_output_embeddings()  # its weight is (V,D)
-
     def of_chunk(hidden, targets):
         logp = (head(hidden).float() / cfg.temperature).log_softmax(-1)
         return logp.gather(1, targets[:, None]).flatten(), entropy_of(logp)
@@ -443,10 +446,6 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 
 # ----------------------------------------------------------------------------- the loop, evaluation
-EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
-STOP = []  # filled by Ctrl-C (see ask_to_stop)
-
-
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
     """You may hand over functions of your own: `learn` and `rollout` (it plays evaluations, too) return what ours do.
     `watch` sees each row before it is logged, may add columns, and returns True to stop. (Row 0 has no trajs.)"""
@@ -463,8 +462,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, which may share it between processes
-            stop |= watch(row, trajs, learned, models, cfg) == True  # anything else it returns is no wish to stop
+            stop = finished or bool(STOP)  # Ctrl-C. (Asked before `watch`: there, several processes may agree)
+            stop |= watch(row, trajs, learned, models, cfg) == True  # not if it returns anything else
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -484,14 +483,14 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # draws levels (no EVAL_SEEDS), and a seed to sample, shuffle
+    rng = np.random.default_rng([cfg.seed, i])  # draws levels, and a seed for sampling and shuffling
     *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
     played = perf_counter()
     check_ratios(trajs, models, cfg)
     learned = []
-    for first in range(0, len(seeds), cfg.prompts):  # a slice of P groups; --online-k (Fig. 10): several
+    for first in range(0, len(seeds), cfg.prompts):  # one slice of P groups; several with --online-k (Fig. 10)
         of_slice = [traj for traj in trajs if first <= traj.group < first + cfg.prompts]
         learned.append(learn(of_slice, models, cfg, sampling_seed + first))
     row = {"iteration": i, "seconds_rollout": played - start, "seconds_update": perf_counter() - played}
@@ -522,24 +521,25 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # as gap of the logits
-    limit = 0.05 if autocast.device in cfg.device else 1e-4  # ("cuda" in "cuda:0".) Its bf16 rounds more
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # the gap between the logits
+    limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each, but reads only ids
-    that are not cached. Logits (large) are made for the last input alone, so shorter ones begin with pads (-).
-        an episode that cached h h h reads a b c:  input a b c   to columns 3 4 5   then cached: h h h a b c
-        beside it one that cached h reads x:       input - - x   to columns 2 3 1   then cached: h x - - (pads unseen)
-        the next pass of the second reads y z:     input y z     to columns 2 3     then cached: h x y z (replaced)"""
+    that are not cached. All inputs end together, since only there logits (large) are made: pads (-) begin the shorter.
+    An id is stored in the column of its position and sees no later one. So pads go to later columns, to be replaced.
+        h h h are cached, a b c are new    input a b c    to columns 3 4 5    then cached: h h h a b c
+        beside it: h is cached, x is new   input - - x    to columns 2 3 1    then cached: h x - -
+        its next pass: y z are new         input y z      to columns 2 3      then cached: h x y z"""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
         inputs = torch.tensor([[0] * (q - len(ids)) + ids for ids in new])  # (b,q)
         cache.aim(trajs, q)
-        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): not looked at
+        future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): must not be seen
     with or_say(f"--model {cfg.model} cannot be used here"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
                         attention_mask=-1e30 * future, logits_to_keep=1).logits[:, -1]
@@ -549,11 +549,11 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
 
 
 class KVCache:
-    """A row for each episode, a column for each position. Attention layers only call `update`, as they get a mask."""
+    """A row for each episode, a column for each position. All that a layer needs is `update`, since it gets a mask."""
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
-    def aim(self, trajs, q):  # where `update` will store q tokens of each: pads (later ids replace them), ids
+    def aim(self, trajs, q):  # where `update` will store the q inputs of each: first pads, then ids
         self.columns = torch.tensor([[*range(len(traj.ids), traj.cached + q), *range(traj.cached, len(traj.ids))]
                                      for traj in trajs])  # (b,q)
         self.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
@@ -660,20 +660,20 @@ def save(models, cfg):
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: full disk, no permission, or its checkpoint folders were changed"):
         models.policy.save_pretrained(new)
-        models.tok.save_pretrained(new, save_jinja_files=False)  # else several templates are a folder
+        models.tok.save_pretrained(new, save_jinja_files=False)  # else several templates become a folder
         torch.save(state, f"{new}/trainer.pt")
         for file in sorted(new.iterdir()):
             file.replace(f"{cfg.out}/checkpoint/{file.name}")
         new.rmdir()
 
 
-def restore(models, cfg):  # -> the log when it was saved
+def restore(models, cfg):  # -> the log as it was when saved
     with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
         for name, part in vars(models).items():
-            if part and name in state:  # not ref with --kl-coef 0
+            if part and name in state:  # with --kl-coef 0 there is no ref
                 part.load_state_dict(state[name])
         return state["log"]
 
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log when it was saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, no ratio is clipped
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
@@ -690,12 +690,12 @@ Share = Annotated[float, 0, 1]
 
 @dataclass
 class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and --starpo-s (play: none)
-    env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or my_world.py:Class
+    env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or your my_world.py:Class
     success_rate: Share = None  # lakes: chance of the intended move (None: the world's own, 0.8; paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
     iterations: int = None  # rounds of rollout and update in all (tiny: 30, others: 200)
     seed: int = 0  # of everything random in training. Evaluations and --play always sample alike
-    prompts: Count = 8  # P: groups per iteration, of a level each
+    prompts: Count = 8  # P: groups per iteration, each plays one level
     rollouts: Count = 16  # N: episodes of a group
     max_turns: Count = 5  # turns of an episode
     max_actions_per_turn: Count = 5  # further actions of an answer are dropped
@@ -706,7 +706,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     starpo_s: bool = False  # StarPO-S: changes the next three settings
     keep: Share = None  # share of groups to train on, widest spread of returns first (1; --starpo-s: 0.25)
     kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
-    clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
+    clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28; idle in a first update)
     clip_low: Share = 0.2  # the ratio is clipped below 1 - clip_low
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic), grpo (from the group), or one that a script adds
@@ -715,7 +715,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     adv_norm: str = "std"  # grpo: mean subtracts the group's mean; std also divides by its std (eq. 5)
     update_size: Count = 32  # E: trajectories per update (the last gets the rest)
     epochs: Count = 1  # passes over the trajectories of an iteration
-    online_k: Count = 1  # play k*P groups, then learn from k slices of P: the later, the staler (Fig. 10)
+    online_k: Count = 1  # play k*P groups at once, then learn from k slices of P. The last are old by then (Fig. 10)
     lr: float = None  # Adam, policy (tiny: 4e-4, others: 1e-6)
     critic_lr: float = None  # Adam, critic. Larger, as its head begins at random (tiny: 1e-3, others: 1e-5)
     eval_every: int = None  # iterations between evaluations (tiny: 10, others: 20); 0: never
