@@ -9,7 +9,6 @@
 
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
-    python ragen_mini.py --model RUN --play 8             see it play level 8
 
 Words (new to RL? first the text of the tutorial's parts 3 and 4: about an hour)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
@@ -20,9 +19,8 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: about an hour)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-cfg: settings (keep Config, near the end, open beside this). models: networks (Models). Skip the rest after the cache.
-Shapes: B trajectories, T tokens in the longest, n tokens that the model wrote, k groups kept by the filter,
-b rows in a pass, q new tokens in a row, V entries in the vocabulary, D the model's width.
+Keep Config (the settings, near the end) open beside this. Of the rest after the cache, only Models is needed here.
+Shapes: B trajectories of at most T tokens, n tokens that the model wrote, k kept groups, V tokens in the vocabulary.
 """
 import argparse
 import contextlib
@@ -250,7 +248,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
-    """Then PPO would learn from the critic's errors alone, made large by whitening (see compute_advantages)."""
+    """If they are, PPO would learn from the critic's errors alone, made large by whitening (in compute_advantages)."""
     axis = None if cfg.algo in BY_CRITIC else 1  # None: over all groups together
     return R.std(axis, correction=0).max() < 1e-4
 
@@ -295,8 +293,9 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to 
 def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     """eq. 5: A_i = (R_i - mean) / std. NOTE: std hides how far returns differ. Say 15 of 16 episodes pull the arm that
     always pays 0.15, and one pulls the other, which pays 1 in one case of four, so 0.25 on average. Its advantage:
-        paid 1 (chance 1/4)    A =  0.797 / 0.2125 =  3.75    on average
-        paid 0 (chance 3/4)    A = -0.141 / 0.0375 = -3.75    -1.9 (without division by std: 0.09)"""
+        paid 1 (chance 1/4)    A =  0.797 / 0.2125 =  3.75
+        paid 0 (chance 3/4)    A = -0.141 / 0.0375 = -3.75
+    So on average it is -1.9: the better arm is discouraged. Without the division by std it would be 0.09."""
     centered = R - R.mean(1, keepdim=True)  # the mean includes R_i: that scales this by 1 - 1/N
     if norm == "mean":
         return centered
@@ -353,7 +352,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: or add_gradients
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: None or your own
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -407,7 +406,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, where cumsum first has its maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: it has one id more
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: of ids there is one more
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -462,8 +461,8 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop = finished or bool(STOP)  # Ctrl-C. (Asked before `watch`: there, several processes may agree)
-            stop |= watch(row, trajs, learned, models, cfg) == True  # not if it returns anything else
+            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, which may depend on it
+            stop |= watch(row, trajs, learned, models, cfg) == True  # it may return other things
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
                 save(models, cfg)
@@ -521,7 +520,7 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # the gap between the logits
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # of logits
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
@@ -529,11 +528,10 @@ def check_ratios(trajs, models, cfg):
 # -------------------------------------------------------------- the cache, which makes playing fast
 def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that comes next
     """Like log_softmax(policy(torch.tensor([traj.ids])).logits[0, -1] / temperature) for each, but reads only ids
-    that are not cached. All inputs end together, since only there logits (large) are made: pads (-) begin the shorter.
-    An id is stored in the column of its position and sees no later one. So pads go to later columns, to be replaced.
+    that are not cached. Logits (large) are made for the last input alone. So shorter inputs begin with pads (-).
         h h h are cached, a b c are new    input a b c    to columns 3 4 5    then cached: h h h a b c
         beside it: h is cached, x is new   input - - x    to columns 2 3 1    then cached: h x - -
-        its next pass: y z are new         input y z      to columns 2 3      then cached: h x y z"""
+    Keys and values of pads are garbage, behind the end of the row. There none looks, and later ids replace them."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
@@ -553,9 +551,11 @@ class KVCache:
     def __init__(self):
         self.layers = {}  # layer -> table (rows, columns, heads, 2 * width)
 
-    def aim(self, trajs, q):  # where `update` will store the q inputs of each: first pads, then ids
-        self.columns = torch.tensor([[*range(len(traj.ids), traj.cached + q), *range(traj.cached, len(traj.ids))]
-                                     for traj in trajs])  # (b,q)
+    def aim(self, trajs, q):  # where will `update` store the q inputs of each?
+        self.columns = torch.tensor([
+            [*range(len(traj.ids), traj.cached + q),  # first its pads, if any: behind the end of the row
+             *range(traj.cached, len(traj.ids))]  # then its new ids
+            for traj in trajs])  # (b,q)
         self.rows = torch.tensor([traj.cache_row for traj in trajs])  # (b,)
         self.used = int(self.columns.max()) + 1
 

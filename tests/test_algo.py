@@ -90,10 +90,10 @@ def test_the_bandit_paradox_by_enumeration():
         return 0.25 * paid + 0.75 * unpaid
     assert expected("std") == pytest.approx(-3.75 / 2, abs=1e-3)
     assert expected("mean") == pytest.approx(15 / 16 * (0.25 - 0.15), abs=1e-6)
-    for x, said in ((1.0, "A =  0.797 / 0.2125 =  3.75 "), (0.0, "A = -0.141 / 0.0375 = -3.75 ")):
+    for x, said in ((1.0, "A =  0.797 / 0.2125 =  3.75\n"), (0.0, "A = -0.141 / 0.0375 = -3.75\n")):
         R = np.array([0.15] * 15 + [x])
         off, std = x - R.mean(), R.std(ddof=1)
-        assert said == f"A = {off:6.3f} / {std:.4f} = {off / std:5.2f} " and said in rm.grpo_advantages.__doc__
+        assert said == f"A = {off:6.3f} / {std:.4f} = {off / std:5.2f}\n" and said in rm.grpo_advantages.__doc__
 
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -0.1, 10.9, 0.15])

@@ -148,7 +148,7 @@ def test_readme_change_of_the_method_trains(tmp_path, monkeypatch):
 def test_readme_example_of_grpo_is_what_the_program_calculates():
     returns = torch.tensor([[1.0, 0, 0, 0]])
     first, normalized = (rm.grpo_advantages(returns, norm)[0, 0].item() for norm in ("mean", "std"))
-    assert f"of returns 1, 0, 0, 0 it is {returns.mean():.2f}. The first episode's tokens have the advantage {first:.2f} (normalized: {normalized:.1f})." in README
+    assert f"of returns 1, 0, 0, 0 it is {returns.mean():.2f}. The first episode's tokens have the advantage {first:.2f} (divided by the standard deviation: {normalized:.1f})." in README
 
 
 def test_readme_results_are_those_of_the_shipped_runs():
@@ -319,9 +319,9 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    assert "had 20 runs each, at this rate and update size. Of those that reached success 0.9, this many collapsed [exact 95% interval]:" in section
+    assert "had 20 runs each, at this rate and update size." in section and "Of those that reached success 0.9, this many collapsed [exact 95% interval]:" in section
     assert "in 400 iterations        in 6,400 updates" in section
-    assert "in 400 iterations PPO makes 6,400, the others 1,600." in section and 4 * 1600 == 6400
+    assert "In 400 iterations PPO makes 6,400 updates, the others 1,600." in section and 4 * 1600 == 6400
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "the same"), (s_early, s_late), (r_early, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
@@ -330,9 +330,9 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "With equally many updates **no benefit is shown**. Nor is one excluded: few runs, one small model, one game." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After such a jump (0.7), at 311 all answers are malformed (grey), and every return is -0.5. Equal returns teach nothing: the program skips updates, and ten such iterations end the run." in section
+    assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After such a jump, at 311 all answers are malformed (grey): every episode returns -0.5. Where none is better than another, the program skips updates; ten such iterations end the run." in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0] and "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
-    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "(Where all choose Engineer, luck makes the difference.)" in section
+    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "(Not here: where all choose Engineer, luck makes the difference.)" in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer; by 50" in section
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
@@ -343,8 +343,8 @@ def test_readme_findings_are_those_of_the_ledger():
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     assert len(counted) == 8 and all(float(share) > 0.5 if start == "0.3" else float(share) < 0.05 for start, share in counted)
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
-    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Why it breaks is open. A jump is not enough: a larger one (4.6, at 307) did no harm." in section
-    assert [longest[307], longest[310]] == [pytest.approx(4.6, abs=0.05), pytest.approx(0.7, abs=0.05)]
+    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Why it breaks is open: larger jumps before it did no lasting harm." in section
+    assert sum(jump > longest[310] for jump in longest[150:310]) == 4 and min(row["success"] for row in rows[150:311]) > 0.99
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)

@@ -448,7 +448,8 @@ def test_what_the_page_says_of_the_usual_rate():
     p = sum(chance(k) for k in range(11) if chance(k) <= chance(0) * (1 + 1e-9))
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
     assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
-    assert "At the default learning rate none of ten bandit runs collapses in 6,400 updates on 8 episodes each. At five times that rate most do." in (ROOT / "README.md").read_text()
+    assert all(run.config["lr"] == 4e-4 for run in runs)
+    assert "On the bandit, at the default learning rate (4e-4; 8 episodes an update), none of ten runs collapses in 6,400 updates. At five times that rate most do." in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
     assert max(different) < 15 and "few different thoughts remain. That alone is harmless: it happens at the default rate, too." in (ROOT / "README.md").read_text()
