@@ -204,7 +204,7 @@ class Sokoban(Env):
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. None in it? find_level tries again."""
+        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. If it has none, find_level tries again."""
         floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None

@@ -10,7 +10,7 @@
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
 
-Words (new to RL? first the text of the tutorial's parts 3 and 4: about an hour)
+Words (new to RL? first the text of the tutorial's parts 3 and 4: an hour or more)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
@@ -19,7 +19,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: about an hour)
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-Keep Config (the settings, near the end) open beside this. Of the rest after the cache, only Models is needed here.
+You may stop after the cache, but for two classes: Models, and Config (the settings), to be kept open beside this.
 Shapes: B trajectories of at most T tokens, n tokens that the model wrote, k kept groups, V tokens in the vocabulary.
 """
 import argparse
@@ -314,7 +314,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:  # straying from the first model costs reward, so that it keeps its language (App. B.2)
         ref_logp = on_grid(lambda part: token_logps(models.ref, part, cfg)[0], batch)  # (B,T-1), in parts
-        batch["kl"] = batch["old_logp"] - ref_logp  # its mean over the mask estimates KL(pi_old || pi_ref)
+        batch["kl"] = batch["old_logp"] - ref_logp  # its mean estimates KL(pi_old || pi_ref); 0 at message tokens
         penalty = -cfg.kl_coef * batch["kl"]  # it is added to the rewards, so earlier tokens pay, too
     if cfg.algo in BY_CRITIC:  # baseline: the critic's forecast
         batch["value"] = on_grid(lambda part: token_values(models.critic, part), batch)
@@ -406,7 +406,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, where cumsum first has its maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: of ids there is one more
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: a row has one id more
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -520,7 +520,7 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # of logits
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # times temperature: of logits
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
@@ -531,7 +531,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
     that are not cached. Logits (large) are made for the last input alone. So shorter inputs begin with pads (-).
         h h h are cached, a b c are new    input a b c    to columns 3 4 5    then cached: h h h a b c
         beside it: h is cached, x is new   input - - x    to columns 2 3 1    then cached: h x - -
-    Keys and values of pads are garbage, behind the end of the row. There none looks, and later ids replace them."""
+    Keys and values of pads are garbage. It lies behind the end of the row, is masked, and later ids replace it."""
     new = [traj.ids[traj.cached:] for traj in trajs]
     q = max(map(len, new))
     with torch.device(cfg.device):  # where tensors are made
