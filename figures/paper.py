@@ -394,9 +394,9 @@ def draw_yardsticks(ax, panel):
         (runs,) = panel.lines.values()
         alone = float(lessons_alone(runs[0].config))
         ax.axhline(alone, color="C1", lw=1.5, ls="--")
-        ax.text(0.02, alone, f"lessons {alone:.2f}", ha="left", va="top", **style | {"color": "#a05a00"})
+        ax.text(0.02, alone, f"taught {alone:.2f}", ha="left", va="top", **style | {"color": "#a05a00"})
         (before,) = {values[0] for values in align_seeds(runs, panel.metric)[1]}  # the same in all seeds
-        ax.annotate(f"tiny {before:.2f}", (0, before), xytext=(6, -12), textcoords="offset points", color="C0")
+        ax.annotate(f"spoilt {before:.2f}", (0, before), xytext=(6, -12), textcoords="offset points", color="C0")
 
 
 def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
@@ -644,7 +644,7 @@ def results(name, args):  # -> Markdown; a row for each world, success after tra
             lessons = lessons_alone(runs[0].config)
             rows.append([world.split(",")[0], f"{random:.2f}", lessons, f"{first:.2f}",
                          mean_and_range(ends_of(runs, metric)), f"{len(runs)}", f"{optimal:.2f}"])
-    return ledger.markdown(["", "random", "lessons", "`tiny`", "RL: mean [lowest, highest]", "seeds", "optimal"], rows)
+    return ledger.markdown(["", "random", "taught", "spoilt", "RL: mean [lowest, highest]", "seeds", "optimal"], rows)
 
 
 def lessons_alone(config):  # -> success of what imitated the planner (the bandit's tossed a coin), before it was spoilt
