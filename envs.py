@@ -50,7 +50,7 @@ class Env:
     """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
         draw(rng, *draw_args)       -> (level, initial state), or None if it failed: find_level tries again.
                                        A staticmethod, as find_level caches by these arguments
-        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], first what is intended
+        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended next state first
         won(state)                  -> True or False
         render()                    -> self.state as text"""
     instruction = ""  # the task in words
@@ -287,7 +287,7 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
         value(state, 0)    = 1 if won(state), else 0
         value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
                              the mean over outcomes of value(next state, 0 if over, else left - 1)
-    The room at the file's top, 10 actions: 0.04, 1.00. NOTE: optimal play looks after each action, a model each turn"""
+    The room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play looks after every action, a model once a turn."""
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache

@@ -70,7 +70,7 @@ def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` r
     if kl:
         row["kl"] = fmean(kl)
     row = {name: round(float(x), 6) for name, x in row.items()}
-    return row | {"updates": len(steps), "tokens": tokens}  # counts are not rounded
+    return row | {"updates": len(steps), "tokens": tokens}  # these stay integers
 
 
 def thought_of(turn):  # -> text; without </think>, all the rest of the answer; --no-think: ""

@@ -10,7 +10,7 @@
     python ragen_mini.py --env frozenlake                 train; all files go to runs/frozenlake-ppo-seed0
     python ragen_mini.py --resume RUN --iterations 100    go on; on a CPU, as if it had never stopped
 
-Words (new to RL? first the text of the tutorial's parts 3 and 4: an hour or more)
+Words (new to RL? first the text of the tutorial's parts 3 and 4)
     policy      pi, the model that plays. pi_old: as it was at the last rollout. pi_ref: before training
     critic      a second model (PPO only), which forecasts the rewards to come
     turn        a message from the world (its state as text) and the model's answer (a thought, then actions)
@@ -19,8 +19,8 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4: an hour or mor
     iteration   a rollout of P = cfg.prompts groups, then updates: steps on E = cfg.update_size episodes each
     advantage   A, how much better than expected things went after a token
 
-You may stop after the cache, but for two classes: Models, and Config (the settings), to be kept open beside this.
-Shapes: B trajectories of at most T tokens, n tokens that the model wrote, k kept groups, V tokens in the vocabulary.
+Read up to the cache. After it you need only Models (models) and Config (cfg, the settings): keep these open.
+Shapes: B trajectories of at most T tokens, n of the model, k kept groups, b rows of a pass, V vocabulary, D width
 """
 import argparse
 import contextlib
@@ -86,7 +86,7 @@ class Trajectory:
         self.actions_left = actions_left
         self.done = self.success = False
         self.cache_row = group  # its row in the cache. At first a group shares one (see `rollout`)
-        self.cached = 0  # that row holds ids[:cached]. The others are yet to be read
+        self.cached = 0  # that row holds ids[:cached]. The other ids are yet to be read
 
     @property
     def R(self):  # eq. 2
@@ -191,7 +191,7 @@ def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajecto
     A group's N episodes begin with the same message: one of them reads it, the others copy its row of the cache."""
     trajs = [begin(seed, episode, group, models.tok, cfg)
              for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # first <|im_end|>
+    ends = encode(models.tok, cfg.first_tag, ".", after_answer=True)[0], models.tok.eos_token_id  # <|im_end|> is first
     generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
     cache = KVCache()  # what the model has read so far (it and `read` are explained further down)
     next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)  # the first of each group
@@ -248,7 +248,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
-    """If they are, PPO would learn from the critic's errors alone, made large by whitening (in compute_advantages)."""
+    """If they are, PPO would learn little but the critic's errors, made large by whitening (in compute_advantages)."""
     axis = None if cfg.algo in BY_CRITIC else 1  # None: over all groups together
     return R.std(axis, correction=0).max() < 1e-4
 
@@ -271,7 +271,7 @@ def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward
 
 def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, return to come: (B,T-1)
     """Generalised advantage estimation (PPO). v_t is the critic's forecast, at column t, of the rewards to come.
-    "next" is the next column *that the model wrote*. Here gamma = lambda = 1: then A is what came minus v.
+    "next" is the next column *that the model wrote*. Here gamma = lambda = 1: A is the reward to come, minus v.
                                      collate's column      1 (a1)     2 (a2)    3 (m3)    4 (a3)
                                                v           0.2        0.3       -         0.6
                                                r           0          0         -         1
@@ -308,7 +308,7 @@ BY_GROUP = {"grpo": grpo_advantages}  # --algo: from a group's returns. Add your
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batch
-    """Adds "adv", A: each token's rewards to come (GRPO: the return) minus a baseline. (Why: tutorial, part 3.)"""
+    """Adds "adv", A: each token's rewards to come (GRPO: the return) minus a baseline, scaled. (Why: tutorial, 3.)"""
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
     penalty = torch.zeros_like(batch["reward"])
@@ -330,7 +330,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
 # ---------------------------------------------------------------------------------- losses, updates
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4 (PPO) and 6 (GRPO): -min(ratio * A, clip(ratio) * A), minus an entropy bonus. Where the clipped product
-    is the smaller one, the minimum is constant, so that token is not pushed. In the first update all ratios are 1.
+    is smaller, the minimum is constant, and that token is not pushed. After a rollout all ratios are 1 at first.
          A    ratio    ratio * A    clip(ratio) * A    min is     does this push the token's probability?
          1     1.5        1.5            1.2           clipped    no: it moved up far enough
          1     0.5        0.5            0.8           not        up again: it moved the wrong way
@@ -352,7 +352,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: None or your own
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -406,7 +406,7 @@ def micro_batches(batch, rows):  # yields some rows, and the batch cut to these 
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()  # up to the last 1, where cumsum first has its maximum
     packs = []
     for row in sorted(rows, key=length.__getitem__):
-        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # + 1: a row has one id more
+        if not packs or (len(packs[-1]) + 1) * (length[row] + 1) > MICRO_TOKENS:  # it has length + 1 ids
             packs.append([])
         packs[-1].append(row)
     for pack in packs:  # its last row is the longest
@@ -461,7 +461,7 @@ def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout
                 columns, samples = evaluate(i, models, cfg, rollout)
                 row |= columns  # in place: so it is in `rows`, too
                 plots.add_lines(cfg.out, "samples.jsonl", samples)  # twice, if --resume evaluates again
-            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, which may depend on it
+            stop = finished or bool(STOP)  # Ctrl-C. Read before `watch`, which may tell other processes
             stop |= watch(row, trajs, learned, models, cfg) == True  # it may return other things
             plots.add_lines(cfg.out, "log.jsonl", [row])
             if stop or i % cfg.save_every == 0:  # at 0, too: is the disk writable?
@@ -520,7 +520,7 @@ def check_ratios(trajs, models, cfg):
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
     with or_say(f"--model {cfg.model} cannot be used here"):
         logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # times temperature: of logits
+    gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # times temperature: the logits' gap
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
 
@@ -681,7 +681,7 @@ def restore(models, cfg):  # -> the log as it was when saved
 # -------------------------------------------------------------------- settings and the command line
 TINY = Path(__file__).parent / "tiny"
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
-STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # Sec. 4.2. 2 of 8 groups: one update, no ratio is clipped
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
 FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
 Count = Annotated[int, 1, 1e6]  # type, least, most. A mere int or float: 0 to 1e15
@@ -706,7 +706,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     starpo_s: bool = False  # StarPO-S: changes the next three settings
     keep: Share = None  # share of groups to train on, widest spread of returns first (1; --starpo-s: 0.25)
     kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
-    clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28; idle in a first update)
+    clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
     clip_low: Share = 0.2  # the ratio is clipped below 1 - clip_low
     entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model trying
     algo: str = "ppo"  # ppo (advantages from a critic), grpo (from the group), or one that a script adds

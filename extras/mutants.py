@@ -52,8 +52,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("greedy sampling", "torch.multinomial(next_logps.exp(), 1, generator=generator)", "next_logps.argmax(1, keepdim=True)"),
         ("temperature forgotten in the rollout", "(logits.float() / cfg.temperature)", "logits.float()"),
         ("a shorter message's pad is sampled from", "[0] * (q - len(ids)) + ids for ids", "ids + [0] * (q - len(ids)) for ids"),
-        ("pads come first, but not into the columns behind", "range(len(traj.ids), traj.cached + q)",
-         "range(len(traj.ids) - q, traj.cached)"),
+        ("pads come first, but not into the columns behind", "[*range(len(traj.ids), traj.cached + q),  # first its pads, if any: behind the end of the row\n"
+         "             *range(traj.cached, len(traj.ids))]", "[*range(traj.cached, traj.cached + q)]"),
         ("pads are attended to", "> cache.columns[:, None, :, None]", "> cache.columns.amax(1)[:, None, None, None]"),
         ("a boolean attention mask", "attention_mask=-1e30 * future", "attention_mask=~future"),
         ("a forbidden token has entropy nan", "logp.clamp(-1e4)", "logp"),
