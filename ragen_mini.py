@@ -668,7 +668,7 @@ def save(models, cfg):
 
 
 def restore(models, cfg):  # -> the log as it was when saved
-    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used: put it back or start anew"):
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (never saved? damaged?): start anew"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
