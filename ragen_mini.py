@@ -625,8 +625,8 @@ def open_run(models, cfg):  # in `with`: -> cfg with its folder, rows of the log
     while out.exists() and not cfg.resume:
         number += 1
         out = Path(f"{wanted}-{number}")
-    Path(f"{out}/checkpoint").mkdir(parents=True, exist_ok=True)
     with or_say(f"cannot train in {out}: another process trains there, or you may not write there"):
+        Path(f"{out}/checkpoint").mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(f"{out}/lock")
         lock.acquire(timeout=0)
     STOP.clear()
