@@ -89,7 +89,8 @@ def early_turns_count_more(cfg):
 # -------------------------------------------------------------------------------------------------- another loss
 def mean_of_episodes(cfg):
     """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens, so that long ones count no more.
-    The loss is proportional to the advantages (but for the entropy bonus): a token's weight may as well be put there."""
+    The loss is proportional to the advantages (but for the entropy bonus): a token's weight may as well be put there.
+    NOTE: exact for one update an iteration. One of several is scaled by the mean length of all / of its own episodes."""
     def learn(trajs, models, cfg, seed):
         chosen, R = chosen_by(trajs, cfg)
         if rm.nothing_to_compare(R, cfg):

@@ -355,6 +355,7 @@ def test_readme_findings_are_those_of_the_ledger():
     assert len(few) == len(many) == 4 and f"at most {max(few):.0%} have a token rarer than 0.3, of those above 0.3 {min(many):.0%} to {max(many):.0%}." in page
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
     assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Why it breaks is open: larger jumps before it did no lasting harm." in section
+    assert "PPO loses one of ten runs with Adam's beta2 at 0.9" in page and "with a [shorter memory](figures/CLAIMS.md) one of ten collapsed.)" in section
     assert sum(jump > longest[310] for jump in longest[150:310]) == 4 and min(row["success"] for row in rows[150:311]) > 0.99
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
