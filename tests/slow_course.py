@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ import nbclient
 import nbformat
 import pytest
 
-from test_tutorial import CODE, GRADED, lists, loses_its_points, run, source  # it says where the course is
+from test_tutorial import CODE, GRADED, cell_of, lists, loses_its_points, run, source  # it says where the course is
 import checks
 import course
 import exercises
@@ -29,6 +30,59 @@ SHORTER = {"train": ("SETTINGS | settings()", "SETTINGS | dict(iterations=2) | s
 
 
 TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray")
+
+
+def test_stubs_are_not_solved():
+    for name, exercise in exercises.EXERCISES.items():
+        text = source(cell_of(f"{name}-answer"))
+        assert ("raise NotImplementedError()" in text and "# YOUR CODE HERE" in text) or name in exercises.BUGS
+        assert checks.check(exercise, run(text, name), exercise.cases()), f"{name} passes as it is"
+
+
+@pytest.mark.parametrize("name", exercises.BUGS)
+def test_a_function_with_a_bug_is_right_when_the_line_is_repaired(name):
+    text = source(cell_of(f"{name}-answer"))
+    right, wrong = exercises.BUGS[name]
+    assert text.count(wrong) == 1
+    repaired = run(text.replace(wrong, right), name)
+    exercise = exercises.EXERCISES[name]
+    assert not checks.check(exercise, repaired, exercise.cases(1))
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_the_shipped_function_passes(name):
+    exercise = exercises.EXERCISES[name]
+    assert not checks.check(exercise, run(SOLVED[name], name), exercise.cases())
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_training_calls_what_was_plugged_in(algo, monkeypatch):
+    """Each of the eleven, also those that are defaults of other functions in the program."""
+    names = re.findall(r'"(\w+)"', source(cell_of("plug-in")).partition("]")[0])
+    assert len(names) == 11
+    called = set()
+
+    def counted(name, function):
+        class Counted(function if isinstance(function, type) else object):
+            def __init__(self, *args):
+                called.add(name)
+                super().__init__(*args)
+
+        def counting(*args, **options):
+            called.add(name)
+            return function(*args, **options)
+        return Counted if isinstance(function, type) else counting
+    settings = dict(env="bandit", algo=algo, iterations=1, prompts=2, rollouts=4, eval_prompts=2)
+    space = dict(rm=rm, tempfile=tempfile, passed=lambda name: True, SETTINGS={}, watch=lambda *_: False,
+                 use=lambda name, answer: answer, settings=lambda: settings)
+    for name in names:
+        space[name] = counted(name, getattr(rm, name))
+        monkeypatch.setattr(rm, name, getattr(rm, name))  # put back at the end
+    for table in "BY_CRITIC", "BY_GROUP":
+        monkeypatch.setattr(rm, table, dict(getattr(rm, table)))
+    exec(source(cell_of("plug-in")), space)
+    exec(source(cell_of("train")), space)
+    assert set(names) - called == ({"grpo_advantages"} if algo == "ppo" else {"gae", "value_loss"})
 
 
 def test_all_cells_but_training_run(monkeypatch, capsys):

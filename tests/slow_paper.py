@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
+import test_ledger
 
 sys.path.insert(0, str(ROOT / "figures"))
 
@@ -401,3 +402,29 @@ def test_a_dead_run_stays_in_the_mean_of_its_seeds():
         row["kl"] = 1.0
     x, y = paper.align_seeds([plots.Run(config, long), plots.Run(config, short)], "kl")
     assert np.isnan(y[1]).tolist() == [False] * 11 + [True] * 2, "but it has no gradient and no KL any more"
+
+
+@pytest.mark.parametrize("number", range(len(paper.PAPER["claims"])))
+def test_every_row_can_hold_fail_and_stay_open(number, monkeypatch):
+    claim = paper.PAPER["claims"][number]
+    monkeypatch.setitem(paper.PAPER, "claims", [claim])
+    measure, metric, bound, kind = claim["measure"], claim.get("metric"), claim["bound"], claim["kind"]
+    scale = 0.3
+    level = 0.0 if len(claim["methods"]) == 1 else 0.45
+    wobble = np.array([0.1, -0.1, 0.05, -0.05, 0.1, -0.1, 0.05, -0.05])
+    wanted = {"holds": bound + scale * (1 + wobble), "opposite here": bound - scale * (1 + wobble), "open": bound + 5 * scale * wobble}
+    if "margin" in claim:
+        wanted["no difference"] = claim["margin"] / 5 * wobble
+    if kind == "same":
+        wanted = {"no difference": bound / 10 * wobble, "a difference": bound + scale * (1 + wobble), "open": scale * wobble * 5}
+    if kind == "often":
+        wanted = {"holds": np.ones(8), "opposite here": np.zeros(8), "open": np.arange(8) % 2}
+    for verdict, d in wanted.items():
+        def runs_of(world, method, args, d=d):
+            values = np.full(8, level)
+            if method == claim["methods"][0]:
+                values = values + d
+            return [test_ledger.invented(measure, paper.in_full(world, metric), value) for value in values]
+        monkeypatch.setattr(paper, "runs_of", runs_of)
+        line = paper.claims("claims", None).splitlines()[-1]
+        assert line.strip("| ").split(" | ")[-1].startswith(verdict), (verdict, line)

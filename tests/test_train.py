@@ -122,20 +122,11 @@ def toy(out, model, algo):
                      iterations=24, max_turns=1, max_new_tokens=6, lr=1e-2, critic_lr=5e-3, eval_every=0, entropy_coef=0.02)
 
 
-def rloo(trajs, models, cfg, seed):
-    """REINFORCE leave one out: an episode against the mean of the others of its group."""
-    R = rm.returns(trajs, cfg)
-    others = (R.sum(1, keepdim=True) - R) / (cfg.rollouts - 1)
-    batch = rm.collate(trajs, cfg.device)
-    batch["adv"] = (R - others).view(-1, 1) * batch["mask"]
-    return batch, rm.updates(batch, models, cfg, seed)
-
-
-@pytest.mark.parametrize("algo, learn", [("ppo", rm.learn), ("grpo", rm.learn), ("grpo", rloo)])
-def test_learning_on_a_toy(tmp_path, random_folder, algo, learn):
-    """An executable claim: where the word 'Up' pays, a random model learns to write it; with a method of one's own, too.
-    Not by a lucky seed: when this was written, the gain was 0.95 or more with each of six seeds and all three methods."""
-    rows, _ = rm.train(toy(tmp_path / "run", random_folder, algo), learn=learn)
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_learning_on_a_toy(tmp_path, random_folder, algo):
+    """An executable claim: where the word 'Up' pays, a random model learns to write it.
+    Not by a lucky seed: when this was written, the gain was 0.95 or more with each of six seeds and both methods."""
+    rows, _ = rm.train(toy(tmp_path / "run", random_folder, algo))
     assert rows[-1]["reward"] > rows[1]["reward"] + 0.5, (algo, rows[1]["reward"], rows[-1]["reward"])
     assert json.loads((tmp_path / "run/config.json").read_text())["env"] == "UpPays"
 
