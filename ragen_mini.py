@@ -20,7 +20,7 @@ Words (new to RL? first the text of the tutorial's parts 3 and 4)
     advantage   A, how much better than expected things went after a token
 
 Read up to the cache. After it you need only Models (models) and Config (cfg, the settings): keep these open.
-Shapes: B trajectories of at most T tokens, n of the model, k kept groups, b rows of a pass, V vocabulary, D width
+Shapes: B trajectories of up to T tokens, n written by the model, k kept groups, b rows of a pass, V vocabulary, D width
 """
 import argparse
 import contextlib
