@@ -31,6 +31,7 @@ from envs import UserError, need
 LEVELS = len(envs.EVAL_SEEDS)
 MOST_STATES = 20_000  # of a level: exact yardsticks of more would take hours
 MOST_VISITED = 100  # states of a level in which everything is tried
+MOST_REWARD = 1e6  # the critic's squared errors of more would drown all else
 ALL_TEXT = 200  # characters of a list of words
 NUMBER = (Real, np.bool_)
 # What tiny was taught:
@@ -168,9 +169,9 @@ def check_class(env):
     want(words and env.actions, f"`actions` is {env.actions!r}, not a tuple of words")
     lower = [action.lower() for action in env.actions]
     for action in env.actions:
-        plain = action and action == action.strip() and "||" not in action
+        plain = action and action == action.strip() and not re.search(r"\|\||</?(think|answer)>", action)
         plain = plain and lower.count(action.lower()) == 1
-        want(plain, f"the action {action!r} is empty, has || or outer blanks, or is there twice (capitals?)")
+        want(plain, f"the action {action!r} is empty, has || or <tags> or outer blanks, or is there twice (capitals?)")
 
 
 def check_draw(env):
@@ -265,9 +266,11 @@ def check_outcomes(env, action, start):  # -> env.outcomes(env.state, action)
         shape = shape and isinstance(outcome, (tuple, list)) and len(outcome) == 4
     want(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
     total = 0.0
-    for chance, new, reward, _ in outcomes:
+    for chance, new, reward, over in outcomes:
         good = is_number(chance) and is_number(reward) and 0 <= chance <= 1
         want(good, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
+        want(abs(reward) <= MOST_REWARD, f"{place}: the reward {reward:g} is huge: keep them near 1, say below 100")
+        want(isinstance(over, (bool, np.bool_)), f"{place}: over? must be True or False, it is {over!r}")
         check_hashable(new)
         total += chance
     want(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")

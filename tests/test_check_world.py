@@ -122,6 +122,25 @@ class UnknownAction(Wrong):
     actions = ("Left", "Up", "Right", "Jump")
 
 
+class ActionIsATag(Wrong):
+    says = "the action '<think>' is empty, has || or <tags>"
+    actions = ("Left", "Up", "<think>")
+
+
+class OverIsAWord(Wrong):
+    says = "over? must be True or False, it is 'no'"
+
+    def outcomes(self, state, action):
+        return [(1.0, action, 0.0, "no")]
+
+
+class HugeReward(Wrong):
+    says = "the reward 1e+30 is huge"
+
+    def outcomes(self, state, action):
+        return [(1.0, action, 1e30, True)]
+
+
 class ActionOfTwoWords(Wrong):
     says = "cannot write the action 'Go Left'"
     actions = ("Left", "Up", "Right", "Go Left")
