@@ -64,6 +64,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("kept returns in another order than their episodes", "sorted(uncertainty_filter(R, cfg.keep).tolist())",
          "uncertainty_filter(R, cfg.keep).tolist()"),
         ("the filter keeps the lowest std", "argsort(descending=True, stable=True)", "argsort(stable=True)"),
+        ("the filter prefers groups of low returns", "U = R.std(1, correction=0)",
+         "U = R.std(1, correction=0) / (1 + R.mean(1).abs())"),
         ("the filter sees normalised returns", "U = R.std(1, correction=0)",
          "U = grpo_advantages(R).std(dim=1, correction=0)"),
         ("gae counts the environment's tokens as steps", "torch.where(wrote, value[:, t], next_value)", "value[:, t]"),

@@ -122,6 +122,14 @@ def test_filter_sees_raw_returns():
         assert rm.uncertainty_filter(R.roll(shift, 0), 0.25).tolist() == expected
 
 
+def test_filter_asks_how_far_returns_differ_not_how_high_they_are():
+    """Eq. 7: a number added to all returns of a group changes nothing. And U is their std: neither range nor mean deviation."""
+    one_of_eight, half, half_but_less = [0.0] * 7 + [4], [0.0, 3] * 4, [0.0, 2.2] * 4  # their std: 1.32, 1.5, 1.1
+    R = torch.tensor([one_of_eight, half, half_but_less])
+    for height in torch.cartesian_prod(*[torch.tensor([-20.0, 0, 20])] * 3):
+        assert rm.uncertainty_filter(R + height[:, None], 1.0).tolist() == [1, 0, 2]
+
+
 def test_policy_gradient_at_ratio_one_is_reinforce():
     """d/d theta of the loss at the old policy = -A d log pi (minus the entropy bonus, which is switched off here)."""
     logits, actions = torch.randn(5, 7, requires_grad=True), torch.tensor([0, 3, 6, 2, 2])
@@ -541,6 +549,10 @@ def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, mo
     for row, traj in enumerate(trajs):
         assert equal(batch["adv"][row], 2 * traj.R * batch["mask"][row])
     assert "value" not in batch
+    for wrong in (lambda R: R.mean(1)), torch.mean:  # one number a group, one in all: not to be spread silently
+        monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: wrong(R))
+        with pytest.raises(RuntimeError, match="is invalid for input of size"):
+            rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     monkeypatch.delitem(rm.BY_GROUP, "mine")
     monkeypatch.setitem(rm.BY_CRITIC, "mine", lambda reward, value, mask, gamma, lam: (value ** 3, value + 5))
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
