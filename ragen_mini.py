@@ -322,7 +322,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # penalties from each column to the last, summed
-        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view(-1, 1) + to_come
+        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view(len(trajs), 1) + to_come
     batch["adv"] = adv * mask
     return batch
 
@@ -518,8 +518,7 @@ def check_ratios(trajs, models, cfg):
     """Ratios must begin at 1: a new pass over the longest episode must give the rollout's log-probs. This
     fails with dropout, a sliding window (KVCache keeps all), or logits changed after the head (Gemma 2)."""
     batch = collate([max(trajs, key=lambda traj: len(traj.ids))], cfg.device)
-    with or_say(f"--model {cfg.model} cannot be used here"):
-        logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
+    logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # times temperature: the logits' gap
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
     need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits")
@@ -538,7 +537,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         inputs = torch.tensor([[0] * (q - len(ids)) + ids for ids in new])  # (b,q)
         cache.aim(trajs, q)
         future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): must not be seen
-    with or_say(f"--model {cfg.model} cannot be used here"):
+    with or_say(f"--model {cfg.model} does not work with this program's KVCache"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
                         attention_mask=-1e30 * future, logits_to_keep=1).logits[:, -1]
     logp = (logits.float() / cfg.temperature).log_softmax(-1)
@@ -597,7 +596,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"cannot load --model {cfg.model} --device {cfg.device} (cpu, cuda, mps): damaged? No hub? No device?"):
+    with or_say(f"cannot load --model {cfg.model} (here? on a hub? whole?) to --device {cfg.device} (cpu, cuda, mps?)"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -749,8 +748,9 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        need(not self.out.endswith("."), f"{self.out}: give the name of a folder (of a new one, or --resume RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
+        need(not self.out.endswith("."), f"{self.out}: name the folder, not its dots (--out NAME, --resume ../RUN)")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains,
+             f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}. Is it in a script of yours? Then run that")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")
         need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 
@@ -773,7 +773,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
             need(given.keys().isdisjoint("env model out play eval_only eval_prompts starpo_s".split()),
                  f"--resume keeps env, model, out, starpo-s, eval-prompts. To play, or to begin anew: --model {run}")
         cfg = config(**settings | {"device": Config.device, "out": ""} | given)  # the run's; typed ones win
-    of_no_use = {"success_rate"}.difference(vars(envs.make(cfg.env)))  # in worlds that do not slip
+    of_no_use = {"success_rate"}.difference(dir(envs.make(cfg.env)))  # in worlds that do not slip
     of_no_use |= {"adv_norm"} if cfg.algo in BY_CRITIC else {"gamma", "lam", "critic_lr"}
     for name in of_no_use.intersection(given):
         print(f"note: --{name.replace('_', '-')} has no effect on {envs.title(cfg.env)}, {cfg.algo}")

@@ -247,12 +247,12 @@ def test_the_same_before_it_plays(tok, training):
     rm.check_ratios(trajs, models, training)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REFUSED if "Error" in REFUSED[kind][1]] + ["Mamba"])
+@pytest.mark.parametrize("kind", ["Falcon", "OPT", "Mamba"])
 def test_an_exception_of_the_model_is_one_line(kind, tok, tmp_path):
-    """In the first evaluation."""
+    """In the first evaluation, from the cache. (In token_logps a learner's own slip must show where it is: no one line.)"""
     folder = save(tmp_path, random_model(kind, tok, **REFUSED[kind][0]), tok)
     cfg = rm.Config(model=folder, device="cpu", algo="grpo", max_new_tokens=16, eval_prompts=2)
-    with pytest.raises(UserError, match=f"--model {folder} .*cannot be used here") as error:
+    with pytest.raises(UserError, match=f"--model {folder} does not work with this program's KVCache") as error:
         rm.evaluate(0, rm.load_models(cfg), cfg)
     assert "\n" not in str(error.value)
 
