@@ -61,7 +61,7 @@ MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to
 CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
-NOT_FINITE = "stopped: log-probs or gradients not finite. Try --resume RUN, lower --lr (bad rewards? RUN damaged?)"
+NOT_FINITE = "stopped: log-probs or gradients not finite. Try --resume RUN, lower --lr (rewards? advantages? damage?)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow all the time
 
@@ -747,7 +747,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
-        need(self.keep < 1 or not self.starpo_s, "StarPO-S filters: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(self.keep < 1 or not self.starpo_s, "drop --starpo-s, or add --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: name the folder, not its dots (--out NAME, --resume ../RUN)")
         need(self.algo in BY_CRITIC | BY_GROUP or not self.trains,
              f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}. Is it in a script of yours? Then run that")

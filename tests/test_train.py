@@ -452,7 +452,7 @@ def test_a_success_rate_of_the_class_is_an_option_too(tmp_path, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before. One of them alone may be changed."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1)):
-        with pytest.raises(envs.UserError, match="StarPO-S filters: give --keep 0.25 --kl-coef 0 --clip-high 0.28"):
+        with pytest.raises(envs.UserError, match="drop --starpo-s, or add --keep 0.25 --kl-coef 0 --clip-high 0.28"):
             make()
     assert rm.Config(starpo_s=True, clip_high=0.2).keep == 0.25
 
