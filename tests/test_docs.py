@@ -154,7 +154,7 @@ def test_readme_change_of_the_method_trains(tmp_path, monkeypatch):
 def test_readme_example_of_grpo_is_what_the_program_calculates():
     returns = torch.tensor([[1.0, 0, 0, 0]])
     first, normalized = (rm.grpo_advantages(returns, norm)[0, 0].item() for norm in ("mean", "std"))
-    assert f"of returns 1, 0, 0, 0 it is {returns.mean():.2f}. The first episode's tokens have the advantage {first:.2f} (divided by the sample standard deviation: {normalized:.1f})." in README
+    assert f"compares whole returns with the mean of their group: of 1, 0, 0, 0 it is {returns.mean():.2f}. The first episode's tokens have the advantage {first:.2f} (divided by the sample standard deviation: {normalized:.1f})." in README
 
 
 def test_readme_results_are_those_of_the_shipped_runs():
@@ -170,7 +170,7 @@ def test_readme_results_are_those_of_the_shipped_runs():
         as_range = re.sub(r"\[(\S+), (\S+)\]", r"(\1–\2)", cells[world])  # [a, b] is an interval in README
         assert re.sub(r" {2,}", " | ", row) == as_range
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
-    assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it find what nobody taught it." in README
+    assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"} and "Only on the bandit does it go far beyond." in README
     assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06 and "On sokoban RL stays below *taught*. On the lake it barely beats *taught*," in README
 
 
@@ -307,7 +307,7 @@ def test_readme_findings_are_those_of_the_ledger():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))  # tested in slow_paper.py
     section = README.split("## The Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
-    table, held, others = [], [], []
+    table, held = [], []
     words = ("PPO (16 an iteration)", None, "StarPO-S (4)", "random groups (4)")  # four times the levels: CLAIMS.md
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
         won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
@@ -316,7 +316,6 @@ def test_readme_findings_are_those_of_the_ledger():
         lost = [plots.peak_and_collapse(run)[1] is not None for run in first]  # as if they had ended there
         assert ledger.lost_in_iterations(won).startswith(f"{sum(lost)} of {len(won)} ")
         held.append(ledger.updates_held(won))
-        others += [run for run in paper.runs_of(world, method, args) if not ledger.has_won(run)]
         if name:
             _, early, late = ledger.lost_by_updates(won)
             table.append((name, early, late))
@@ -324,17 +323,14 @@ def test_readme_findings_are_those_of_the_ledger():
             assert max(updates) * won[0].config["iterations"] == 6400 and won[0].config["iterations"] in (400, 1600)
             assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == late, "the rule in updates counts as many"
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
-    ends = [[fmean(row[name] for row in run.rows[-5:]) for name in ("success", "valid")] for run in others]
-    assert sum(success < 0.01 and valid > 0.99 for success, valid in ends) / len(ends) > 0.8, "not Engineer, in good form: Teacher"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
     assert "All three had 20 runs at this rate and update size. An iteration makes 16 updates with PPO, 4 with the others, so we count twice." in section
-    assert "Of the runs that reached success 0.9 (most others settled on Teacher), these collapsed [exact 95% interval]:" in section
     assert re.sub(" +", " ", section).count("\n after 400 iterations after 6,400 updates\n") == 1
     assert "instead of choosing 2 of 8." in section and 4 * 1600 == 6400
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "(the same)"), (s_early, s_late), (r_early, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "most do (of two other models 2 of 5)." in section
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
         assert low < 0 < high and max(-low, high) > 1600 and "After equally many updates **no benefit is shown**. Nor is one excluded: few runs, one small model, one game." in section
@@ -342,7 +338,7 @@ def test_readme_findings_are_those_of_the_ledger():
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After one jump, at 310, all answers are malformed (grey), all returns -0.5. Where none is better, the program skips updates, and soon stops." in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0] and "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
-    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "(Where all choose Engineer, they differ by luck.)" in section
+    assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "hoping the model is unsure there. (Here they often differ by luck.)" in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer; by 50" in section
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
@@ -353,7 +349,7 @@ def test_readme_findings_are_those_of_the_ledger():
     few, many = ([float(share) for start, share in counted if start == bound] for bound in ("0", "0.3"))
     assert len(few) == len(many) == 4 and f"at most {max(few):.0%} have a token rarer than 0.3, of those above 0.3 {min(many):.0%} to {max(many):.0%}." in page
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
-    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Why it breaks is open: larger jumps before (at 307) did no lasting harm." in section
+    assert longest[310] > 100 * longest[309] and longest[307] > longest[310] and "Why it breaks is open: larger jumps (at 307) did no lasting harm." in section
     assert "PPO loses one of ten runs with Adam's beta2 at 0.9" in page and "with a [shorter memory](figures/CLAIMS.md) only one of ten collapsed.)" in section
     assert sum(jump > longest[310] for jump in longest[150:310]) == 4 and min(row["success"] for row in rows[150:311]) > 0.99
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
