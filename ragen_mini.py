@@ -367,7 +367,7 @@ def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each 
 @autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
-    add up to the update's mean. NOTE: tokens weigh the same: long episodes (often lost ones) count more than in eq. 4, 6."""
+    add up to the update's mean. NOTE: tokens weigh the same: long episodes (often lost) count more than in eq. 4, 6."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -521,7 +521,7 @@ def check_ratios(trajs, models, cfg):
     logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # times temperature: the logits' gap
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
-    need(gap < limit, f"--model {cfg.model} cannot be used: rollout and update differ by {gap:.1g} in logits (dropout?)")
+    need(gap < limit, f"--model {cfg.model} does not suit: rollout and update differ by {gap:.1g} in logits (dropout?)")
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
