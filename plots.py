@@ -160,8 +160,8 @@ def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a f
         for metric, ax in part.subplot_mosaic([panels[question]]).items():
             draw = draw_evaluations if metric.startswith("eval ") else draw_training
             draw(ax, runs, metric)
-    about = {f"{envs.title(run.config['env'])}, {run.config['algo']}, {run.config['model']}" for run in runs.values()}
-    fig.suptitle(" / ".join(sorted(about)) + " (thin: each iteration; thick: running median)")
+    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
+    fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
     fig.savefig(out)
     return out

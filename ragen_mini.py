@@ -61,7 +61,7 @@ MICRO_TOKENS = 2048 if CUDA else 1024  # tokens of one forward-backward pass, to
 CHUNK_LOGITS = 2 ** 26  # logits that an update holds at once: 256 MB and a few copies
 EVALUATED_AT_ONCE = 64 if CUDA else 256  # episodes; on a GPU a 0.5B model's cache for 256: 7.5 GB
 STOP = []  # filled by Ctrl-C (see ask_to_stop)
-NOT_FINITE = "stopped: log-probs or gradients not finite. Try --resume RUN, lower --lr (rewards? advantages? damage?)"
+NOT_FINITE = "log-probs or gradients not finite. Try --resume RUN, lower --lr (bad rewards or advantages? RUN damaged?)"
 autocast = torch.autocast("cuda", torch.bfloat16, enabled=CUDA)  # bf16, but fp32 weights
 torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan anew for each length, and ours grow all the time
 
@@ -322,7 +322,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # penalties from each column to the last, summed
-        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view(len(trajs), 1) + to_come
+        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view_as(R).reshape(-1, 1) + to_come
     batch["adv"] = adv * mask
     return batch
 
@@ -367,7 +367,7 @@ def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each 
 @autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
-    add up to the update's mean. NOTE: tokens weigh the same: long episodes (often lost) count more than in eq. 4, 6."""
+    make the update's mean. NOTE: tokens weigh alike: long episodes, mostly lost, count more than in eq. 4 and 6."""
     stats = Counter()
     total = int(batch["mask"][rows].sum())
     for _, part in micro_batches(batch, rows):
@@ -521,7 +521,7 @@ def check_ratios(trajs, models, cfg):
     logp = on_grid(lambda part: token_logps(models.policy, part, cfg)[0], batch)
     gap = (logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature  # times temperature: the logits' gap
     limit = 0.05 if autocast.device in cfg.device else 1e-4  # on a GPU ("cuda:0") bf16 rounds more
-    need(gap < limit, f"--model {cfg.model} does not suit: rollout and update differ by {gap:.1g} in logits (dropout?)")
+    need(gap < limit, f"model {cfg.model} refused: rollout and update differ by {gap:.1g} in logits (dropout? window?)")
 
 
 # -------------------------------------------------------------- the cache, which makes playing fast
@@ -537,7 +537,7 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the token that com
         inputs = torch.tensor([[0] * (q - len(ids)) + ids for ids in new])  # (b,q)
         cache.aim(trajs, q)
         future = torch.arange(cache.used) > cache.columns[:, None, :, None]  # (b,1,q,used): must not be seen
-    with or_say(f"--model {cfg.model} does not work with this program's KVCache"):
+    with or_say(f"--model {cfg.model} failed in `read` (does it not suit KVCache? was that changed?)"):
         logits = policy(input_ids=inputs, position_ids=cache.columns, past_key_values=cache,
                         attention_mask=-1e30 * future, logits_to_keep=1).logits[:, -1]
     logp = (logits.float() / cfg.temperature).log_softmax(-1)
@@ -596,7 +596,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"cannot load --model {cfg.model} (here? on a hub? whole?) to --device {cfg.device} (cpu, cuda, mps?)"):
+    with or_say(f"cannot load --model {cfg.model} on --device {cfg.device}: damaged? no hub? not cpu, cuda, mps?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -747,8 +747,8 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                 continue
             need(isinstance(value, (kind, int)) and least <= value <= most, f"--{name.replace('_', '-')} {value!r}: "
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
-        need(self.keep < 1 or not self.starpo_s, "drop --starpo-s, or add --keep 0.25 --kl-coef 0 --clip-high 0.28")
-        need(not self.out.endswith("."), f"{self.out}: name the folder, not its dots (--out NAME, --resume ../RUN)")
+        need(self.keep < 1 or not self.starpo_s, "keep 1 is no StarPO-S: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
+        need(not self.out.endswith("."), f"{self.out}: its name may not end in a dot (--out NAME, --resume ../RUN)")
         need(self.algo in BY_CRITIC | BY_GROUP or not self.trains,
              f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}. Is it in a script of yours? Then run that")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")

@@ -31,7 +31,7 @@ from envs import UserError, need
 LEVELS = len(envs.EVAL_SEEDS)
 MOST_STATES = 20_000  # of a level: exact yardsticks of more would take hours
 MOST_VISITED = 100  # states of a level in which everything is tried
-MOST_REWARD = 1e6  # the critic's squared errors of more would drown all else
+MOST_REWARD = 1e6  # the critic learns slowly what is far from 0, and squared, 1e20 is no number of fp32
 ALL_TEXT = 200  # characters of a list of words
 NUMBER = (Real, np.bool_)
 # What tiny was taught:
@@ -171,7 +171,7 @@ def check_class(env):
     for action in env.actions:
         plain = action and action == action.strip() and not re.search(r"\|\||</?(think|answer)>", action)
         plain = plain and lower.count(action.lower()) == 1
-        want(plain, f"the action {action!r} is empty, has || or <tags> or outer blanks, or is there twice (capitals?)")
+        want(plain, f"the action {action!r} is empty, has ||, a tag such as <think> or outer blanks, or is there twice (capitals?)")
 
 
 def check_draw(env):
@@ -251,7 +251,8 @@ def check_bonus(env):
     answers = {f"<think>Hm.</think><answer>{env.actions[0]}</answer>": True, "<think>": False, "<answer>": False}
     for answer, valid in answers.items():
         bonus = env.bonus(dict(state=env.render(), answer=answer, valid=valid))
-        want(is_number(bonus), f"`bonus` must return a number, of the answer {answer!r} it returned {bonus!r}")
+        good = is_number(bonus) and abs(bonus) <= MOST_REWARD  # as for rewards
+        want(good, f"`bonus` must return a number, of the answer {answer!r} it returned {bonus!r}")
     want(env.state == state, "`bonus` must not change self.state")
 
 
@@ -269,8 +270,8 @@ def check_outcomes(env, action, start):  # -> env.outcomes(env.state, action)
     for chance, new, reward, over in outcomes:
         good = is_number(chance) and is_number(reward) and 0 <= chance <= 1
         want(good, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
-        want(abs(reward) <= MOST_REWARD, f"{place}: the reward {reward:g} is huge: keep them near 1, say below 100")
-        want(isinstance(over, (bool, np.bool_)), f"{place}: over? must be True or False, it is {over!r}")
+        want(abs(reward) <= MOST_REWARD, f"{place}: the reward {reward!r} is huge (at most {MOST_REWARD:g}, better 1 or 10)")
+        want(over in (True, False), f"{place}: over? must be True or False, it is {over!r}")
         check_hashable(new)
         total += chance
     want(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")

@@ -1,5 +1,5 @@
 """Which architectures are right, and which are refused in one line? By extras/check_model.py, which names the reason,
-and by the program itself. Random weights, `tiny`'s tokenizer. The independent truth is a plain forward pass of the
+and by the program itself (but for one, whose exception is shown as it is). Random weights, `tiny`'s tokenizer. The independent truth is a plain forward pass of the
 unmodified model over the finished episode."""
 import runpy
 import sys
@@ -247,14 +247,22 @@ def test_the_same_before_it_plays(tok, training):
     rm.check_ratios(trajs, models, training)
 
 
-@pytest.mark.parametrize("kind", ["Falcon", "OPT", "Mamba"])
+@pytest.mark.parametrize("kind", [kind for kind, (_, says) in REFUSED.items() if says.startswith(CACHE)])
 def test_an_exception_of_the_model_is_one_line(kind, tok, tmp_path):
-    """In the first evaluation, from the cache. (In token_logps a learner's own slip must show where it is: no one line.)"""
+    """In the first evaluation, from the cache."""
     folder = save(tmp_path, random_model(kind, tok, **REFUSED[kind][0]), tok)
     cfg = rm.Config(model=folder, device="cpu", algo="grpo", max_new_tokens=16, eval_prompts=2)
-    with pytest.raises(UserError, match=f"--model {folder} does not work with this program's KVCache") as error:
+    with pytest.raises(UserError, match=f"--model {folder} failed in `read`") as error:
         rm.evaluate(0, rm.load_models(cfg), cfg)
     assert "\n" not in str(error.value)
+
+
+def test_an_exception_of_an_updates_pass_shows_where_it_is(tok, training):
+    """Mostly it is a learner's own, in token_logps. So who brings a model that raises one there, sees it as it is, too."""
+    models = models_of(random_model("Llama4Text", tok, **REFUSED["Llama4Text"][0]), tok, training)
+    trajs = rm.rollout(models, [300], 2, training, 0)
+    with pytest.raises(AttributeError, match="last_hidden_state"):
+        rm.check_ratios(trajs, models, training)
 
 
 def test_who_cannot_be_a_critic_is_told_of_grpo(tok, tmp_path):

@@ -239,7 +239,7 @@ SLIPS = [  # what is typed, what the user is told
     ("ragen_mini.py --lr 1e-4x", "--lr: invalid float value: '1e-4x'"),
     ("ragen_mini.py --play seven", "--play: invalid int value: 'seven'"),
     ("ragen_mini.py --model /etc", "--model /etc: there is no such folder with a model's *.safetensors"),
-    ("ragen_mini.py --model runs/nowhere/checkpoint", "cannot load --model runs/nowhere/checkpoint --device"),
+    ("ragen_mini.py --model runs/nowhere/checkpoint", "cannot load --model runs/nowhere/checkpoint on --device cpu: damaged? no hub?"),
     ("ragen_mini.py --model gpt2", "--model gpt2: there is no such folder with a model's *.safetensors"),
     ("ragen_mini.py --resume nowhere", "--resume nowhere: "),
     ("ragen_mini.py --resume {runs}/mine", "mine is finished (1 iterations): raise --iterations"),

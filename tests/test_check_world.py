@@ -2,6 +2,7 @@
 import re
 import runpy
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ class UnknownAction(Wrong):
 
 
 class ActionIsATag(Wrong):
-    says = "the action '<think>' is empty, has || or <tags>"
+    says = "the action '<think>' is empty, has ||, a tag such as <think>"
     actions = ("Left", "Up", "<think>")
 
 
@@ -331,6 +332,13 @@ class OutcomesAreNumbers(Wrong):
         return [1.0, action, 0.0, True]
 
 
+class HugeBonus(Wrong):
+    says = "it returned 1e+30"
+
+    def bonus(self, turn):
+        return 1e30
+
+
 class BonusReturnsNothing(Wrong):
     says = "`bonus` must return a number, of the answer '<think>"
 
@@ -466,7 +474,7 @@ def test_numpys_numbers_and_a_bonus_are_no_mistakes(capsys):
         def outcomes(self, state, action):
             right = np.bool_(action == self.level["prize"])
             half, over = np.float64(0.5), np.bool_(True)
-            return [(half, action, np.float32(right), over), (half, action, right, over)]
+            return [(half, action, np.float32(right), over), (half, action, Fraction(int(right)), 1)]
 
         def won(self, state):
             return np.bool_(state == self.level["prize"])

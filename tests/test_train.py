@@ -452,7 +452,7 @@ def test_a_success_rate_of_the_class_is_an_option_too(tmp_path, capsys):
 def test_starpo_s_with_the_values_of_plain_starpo_is_refused():
     """As dataclasses.replace would make it: the values were filled in before. One of them alone may be changed."""
     for make in (lambda: replace(rm.Config(), starpo_s=True), lambda: rm.Config(starpo_s=True, keep=1)):
-        with pytest.raises(envs.UserError, match="drop --starpo-s, or add --keep 0.25 --kl-coef 0 --clip-high 0.28"):
+        with pytest.raises(envs.UserError, match="keep 1 is no StarPO-S: give --keep 0.25 --kl-coef 0 --clip-high 0.28"):
             make()
     assert rm.Config(starpo_s=True, clip_high=0.2).keep == 0.25
 
@@ -473,9 +473,9 @@ MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"), ("--keep 7", "0 to 1"),
     ("--temperature 0", "must be a number, 1e-06 to"), ("--max-new-tokens 0", "must be a whole number, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "algo dpo not in ['ppo', "), ("--adv-norm max", "--adv-norm max: take std or mean"), ("--device moon", "cannot load --model tiny (here? on a hub? whole?) to --device moon (cpu, cuda, mps?)"),
+    ("--algo dpo", "algo dpo not in ['ppo', "), ("--adv-norm max", "--adv-norm max: take std or mean"), ("--device moon", "cannot load --model tiny on --device moon: damaged? no hub? not cpu, cuda, mps?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
-    ("--out ..", "..: name the folder, not its dots (--out NAME, --resume ../RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
+    ("--out ..", "..: its name may not end in a dot (--out NAME, --resume ../RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
     ("--resume {tmp}", "no such run, with checkpoint"), ("--resume {tmp} --env bandit", "no such run, with checkpoint"), ("--device cuda", "CUDA")]
