@@ -327,15 +327,15 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    assert "PPO, StarPO-S and control had 20 runs each at this rate and update size. An iteration makes 16 updates with PPO, 4 with the others, so we compare twice." in section
+    assert "PPO, StarPO-S and control had 20 runs each at these settings. An iteration makes 16 updates with PPO, 4 with the others, so we compare twice." in section
     assert re.sub(" +", " ", section).count("\n after 400 iterations after 6,400 updates\n") == 1
     assert "instead of choosing 2 of 8." in section and 4 * 1600 == 6400
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "same"), (s_early, s_late), (r_early, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
-    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "most winners do (2 of 5 if *tiny* is made anew)." in section
+    assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page and "most winning runs do (2 of 5 if *tiny* is made anew)." in section
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
-        assert low < 0 < high and max(-low, high) > 1600 and "After equally many updates **no benefit is shown**. Nor excluded: few runs, one small model, one game." in section
+        assert low < 0 < high and max(-low, high) > 1600 and "After equally many updates **no benefit is shown**. Nor is one excluded: few runs, one small model, one game." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After one jump, at 310, all answers are malformed (grey) and all returns equal: the program skips updates, and soon stops." in section

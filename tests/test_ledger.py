@@ -423,7 +423,7 @@ def test_what_the_page_says_of_the_usual_rate():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
     assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
     assert all(run.config["lr"] == 4e-4 for run in runs)
-    assert "At the default learning rate, 4e-4, none of ten runs collapses in 6,400 updates. At five times that rate, found by [search](figures/SEARCH.md), most winners do (2 of 5 if *tiny* is made anew)." in (ROOT / "README.md").read_text()
+    assert "At the default learning rate, 4e-4, none of ten runs collapses in 6,400 updates. At five times that rate, found by [search](figures/SEARCH.md), most winning runs do (2 of 5 if *tiny* is made anew)." in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
     assert max(different) < 15 and "few different thoughts remain. This echo alone is harmless: it also happens at the default rate." in (ROOT / "README.md").read_text()
