@@ -357,6 +357,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
-    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "few different thoughts remain. This echo alone is harmless: it also happens at the default rate." in section
+    assert max(row["distinct"] for row in rows[50:311]) < 0.15 and "few different thoughts remain. At the default rate this echo does no harm." in section
     assert 150 < rows[-1]["seconds"] < 210 and "Watch one (three minutes; chosen for its picture; other CPUs may differ):" in section and "PPO's seeds 10 to 12 were made for a picture" in page
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]
