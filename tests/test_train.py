@@ -478,7 +478,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--out ..", "..: its name may not end in a dot (--out NAME, --resume ../RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
-    ("--resume {tmp}", "no such run, with checkpoint"), ("--resume {tmp} --env bandit", "no such run, with checkpoint"), ("--device cuda", "CUDA")]
+    ("--resume {tmp}", "no such run, with checkpoint"), ("--resume {tmp} --env bandit", "no such run, with checkpoint"), ("--device cuda:77", "on --device cuda:77: damaged? no hub? not cpu, cuda, mps?")]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
