@@ -596,7 +596,7 @@ def load_models(cfg):
     need(any(folder.glob("*.safetensors*")) or not folder.parent.is_dir(),
          f"--model {folder}: there is no such folder with a model's *.safetensors (the hub has owner/name)")
     critic = None
-    with or_say(f"cannot load --model {cfg.model} on --device {cfg.device}: damaged? no hub? not cpu, cuda, mps?"):
+    with or_say(f"cannot load --model {cfg.model} on --device {cfg.device}: no such model? damaged? not cpu, cuda?"):
         tok = AutoTokenizer.from_pretrained(cfg.source)
         policy, report = AutoModelForCausalLM.from_pretrained(cfg.source, dtype=torch.float32, output_loading_info=True)
         policy.to(cfg.device)
@@ -667,7 +667,7 @@ def save(models, cfg):
 
 
 def restore(models, cfg):  # -> the log as it was when saved
-    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (never saved? damaged?): start anew"):
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (unsaved? damaged? unreadable?): try --model RUN"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new

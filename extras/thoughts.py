@@ -138,7 +138,7 @@ def train(cfg, pay):
             _, paid = plots.load(cfg.resume).series("pay")
             rm.need(len(paid), f"{cfg.resume} was not trained by this program: ragen_mini.py goes on with it")
             pay = paid[-1]
-    rm.need(abs(pay) < 1e6, f"--pay {pay}: must be a number")  # not nan or inf
+    rm.need(abs(pay) < 1e6, f"--pay {pay}: must be a number, -1e6 to 1e6")  # not nan or inf
     rm.need(not (pay and cfg.no_think), "--pay is for thoughts, and --no-think leaves none")
     Claims.pay = pay
     result = rm.train(cfg, watch=watch)

@@ -132,11 +132,20 @@ def parse(argv):  # -> this program's options, cfg
     rm.need(cfg.trains, "--play and --eval-only are for ragen_mini.py: this program trains")
     if args.warm_lr is None:
         args.warm_lr = 2e-4 if args.lora else 2e-5
-    rm.need(args.warm_lr > 0 and args.lesson_lr > 0, "--warm-lr and --lesson-lr must be above 0")
+    rm.need(0 < args.warm_lr < 1 and 0 < args.lesson_lr < 1, "--warm-lr and --lesson-lr must be above 0, below 1")
     rm.need(args.lessons >= 0, f"--lessons {args.lessons}: at least 0")
     rm.need(args.lessons == 0 or isinstance(envs.make(cfg.env), KNOWN), f"--lessons: no planner knows {cfg.env}")
     cfg.trains = False  # no critic, no reference
     return args, cfg
+
+
+def free_name(out):  # what another process saved there in the meantime stays
+    number = 1
+    name = out
+    while Path(name).exists():
+        number += 1
+        name = f"{out}-{number}"
+    return name
 
 
 def main(argv):
@@ -157,10 +166,11 @@ def main(argv):
     rm.evaluate(0, models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))
     if args.lora:
         models.policy = models.policy.merge_and_unload()
-    with rm.or_say(f"cannot save in {args.out}: is the disk full?"):
-        models.policy.save_pretrained(args.out)
-        models.tok.save_pretrained(args.out, save_jinja_files=False)
-    print(f"saved: python ragen_mini.py --model {args.out} --env {cfg.env}")
+    out = free_name(args.out)
+    with rm.or_say(f"cannot save in {out}: is the disk full?"):
+        models.policy.save_pretrained(out)
+        models.tok.save_pretrained(out, save_jinja_files=False)
+    print(f"saved: python ragen_mini.py --model {out} --env {cfg.env}")
 
 
 if __name__ == "__main__":

@@ -67,3 +67,11 @@ def test_mistakes_are_one_line(tmp_path, random_folder, monkeypatch):
     with pytest.raises(UserError, match="1 steps were too few: 0.00 of the turns are valid, not 0.9. Nothing was saved"):
         warm_start.main([random_folder, str(tmp_path / "out"), "--env", "bandit", *SMALL])
     assert not (tmp_path / "out").exists()
+
+
+def test_what_another_process_saved_meanwhile_stays(tmp_path):
+    out = str(tmp_path / "out")
+    assert warm_start.free_name(out) == out
+    for taken in ("out", "out-2"):
+        (tmp_path / taken).mkdir()
+    assert warm_start.free_name(out) == f"{out}-3"
