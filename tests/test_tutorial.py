@@ -306,7 +306,7 @@ def test_the_live_picture(tmp_path, monkeypatch, pictures):
     import IPython.display
     shown = []
     monkeypatch.setattr(IPython.display, "display", shown.append)
-    config = dict(env="bandit", algo="ppo", model="tiny", eval_prompts=1, iterations=7)
+    config = dict(env="bandit", model="tiny", eval_prompts=1, iterations=7)
     tmp_path.joinpath("config.json").write_text(json.dumps(config))
     log = tmp_path / "log.jsonl"
     log.write_text("")
