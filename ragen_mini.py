@@ -322,7 +322,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         to_come = penalty.flip(1).cumsum(1).flip(1)  # penalties from each column to the last, summed
-        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view_as(R).reshape(-1, 1) + to_come
+        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view_as(R).reshape(-1, 1) + to_come  # as many as R
     batch["adv"] = adv * mask
     return batch
 
