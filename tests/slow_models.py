@@ -1,6 +1,6 @@
 """Which architectures are right, and which are refused in one line? By extras/check_model.py, which names the reason,
-and by the program itself (but for one, whose exception is shown as it is). Random weights, `tiny`'s tokenizer. The independent truth is a plain forward pass of the
-unmodified model over the finished episode."""
+and by the program itself (but for one, whose exception is shown as it is). Random weights, `tiny`'s tokenizer. The
+independent truth is a plain forward pass of the unmodified model over the finished episode."""
 import runpy
 import sys
 
