@@ -321,8 +321,9 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
         adv, batch["ret"] = BY_CRITIC[cfg.algo](batch["reward"] + penalty, batch["value"], mask, cfg.gamma, cfg.lam)
         adv = (adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)  # whitening: mean 0, spread 1
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
-        to_come = penalty.flip(1).cumsum(1).flip(1)  # penalties from each column to the last, summed
-        adv = BY_GROUP[cfg.algo](R, cfg.adv_norm).to(cfg.device).view_as(R).reshape(-1, 1) + to_come  # as many as R
+        A = BY_GROUP[cfg.algo](R, cfg.adv_norm)
+        assert A.shape == R.shape, "a function in BY_GROUP must return an advantage for each episode, shaped like R"
+        adv = A.to(cfg.device).reshape(-1, 1) + penalty.flip(1).cumsum(1).flip(1)  # from each column to the last
     batch["adv"] = adv * mask
     return batch
 
@@ -352,18 +353,6 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
-    steps = []
-    shuffler = torch.Generator().manual_seed(seed)
-    for _ in range(cfg.epochs):
-        order = torch.randperm(len(batch["mask"]), generator=shuffler)
-        for rows in order.split(cfg.update_size):
-            stats = (gradients or add_gradients)(batch, rows.tolist(), models, cfg)
-            stats["grad_norm"] = take_step(models)
-            steps.append(stats)
-    return steps
-
-
 @autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
@@ -385,6 +374,18 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
             part_loss.backward()
             stats["value_loss"] += part_loss.item()
     return stats
+
+
+def updates(batch, models, cfg, seed, gradients=add_gradients):  # -> statistics of each step
+    steps = []
+    shuffler = torch.Generator().manual_seed(seed)
+    for _ in range(cfg.epochs):
+        order = torch.randperm(len(batch["mask"]), generator=shuffler)
+        for rows in order.split(cfg.update_size):
+            stats = gradients(batch, rows.tolist(), models, cfg)
+            stats["grad_norm"] = take_step(models)
+            steps.append(stats)
+    return steps
 
 
 def make_optimizer(models, cfg):
@@ -749,8 +750,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "keep 1 is no StarPO-S: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: its name may not end in a dot (--out NAME, --resume ../RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains,
-             f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}. Is it in a script of yours? Then run that")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"no algo {self.algo} here: {[*BY_CRITIC, *BY_GROUP]}")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")
         need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 

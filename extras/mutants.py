@@ -87,8 +87,8 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("GRPO with the population std", "std = R.std(1, keepdim=True)",
          "std = R.std(1, keepdim=True, correction=0)"),
         # losses
-        ("gradients of one's own are ignored", "(gradients or add_gradients)(", "add_gradients("),
-        ("an algorithm of one's own is trained as GRPO", "adv = BY_GROUP[cfg.algo](", "adv = BY_GROUP[\"grpo\"]("),
+        ("gradients of one's own are ignored", "stats = gradients(", "stats = add_gradients("),
+        ("an algorithm of one's own is trained as GRPO", "A = BY_GROUP[cfg.algo](", "A = BY_GROUP[\"grpo\"]("),
         ("the filter keeps 28 of 100 for 0.29", "int(keep * len(R) + 1e-9)", "int(keep * len(R))"),
         ("GRPO compares over all groups", "R.std(axis, correction=0)", "R.std(correction=0)"),
         ("the critic learns at a tenth", 'part["ret"][mask]).sum() / total', 'part["ret"][mask]).sum() / total / 10'),

@@ -540,7 +540,7 @@ def test_wilson_interval_holds_its_rate(n):
 
 # ----------------------------------------------------------------------- seams; what only a GPU would show: autocast
 def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, monkeypatch):
-    with pytest.raises(envs.UserError, match=r"algo mine not in \['ppo', "):
+    with pytest.raises(envs.UserError, match=r"no algo mine here: \['ppo', "):
         rm.replace(cfg, algo="mine")
     assert rm.replace(cfg, algo="mine", play=3).algo == "mine", "who only looks needs no advantages"
     monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: 2 * R)
@@ -549,9 +549,10 @@ def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, mo
     for row, traj in enumerate(trajs):
         assert equal(batch["adv"][row], 2 * traj.R * batch["mask"][row])
     assert "value" not in batch
-    for wrong in (lambda R: R.mean(1)), torch.mean, torch.t:  # one number a group, one in all, turned: nothing silent
+    # one number a group, one in all, turned as a view and as a new tensor, flat: nothing is silent
+    for wrong in (lambda R: R.mean(1)), torch.mean, torch.t, (lambda R: R.T.contiguous()), torch.flatten:
         monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: wrong(R))
-        with pytest.raises(RuntimeError, match=r"\[\d+, 4\]' is invalid for input of size|not compatible"):
+        with pytest.raises(AssertionError, match="a function in BY_GROUP must return an advantage for each episode"):
             rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     monkeypatch.delitem(rm.BY_GROUP, "mine")
     monkeypatch.setitem(rm.BY_CRITIC, "mine", lambda reward, value, mask, gamma, lam: (value ** 3, value + 5))

@@ -473,7 +473,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"), ("--keep 7", "0 to 1"),
     ("--temperature 0", "must be a number, 1e-06 to"), ("--max-new-tokens 0", "must be a whole number, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "algo dpo not in ['ppo', "), ("--adv-norm max", "--adv-norm max: take std or mean"), ("--device moon", "cannot load --model tiny on --device moon: no such model? damaged? not cpu, cuda?"),
+    ("--algo dpo", "no algo dpo here: ['ppo', "), ("--adv-norm max", "--adv-norm max: take std or mean"), ("--device moon", "cannot load --model tiny on --device moon: no such model? damaged? not cpu, cuda?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
     ("--out ..", "..: its name may not end in a dot (--out NAME, --resume ../RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
     ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
@@ -518,7 +518,7 @@ def command_line(*flags):  # as `python ragen_mini.py` would do it, but in this 
         runpy.run_path(str(ROOT / "ragen_mini.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("flags, says", [("--env chess", "frozenlake"), ("--algo dpo", "not in ['ppo', "),
+@pytest.mark.parametrize("flags, says", [("--env chess", "frozenlake"), ("--algo dpo", "here: ['ppo', "),
                                          ("--out {file}/run --iterations 1", "Not a directory")])
 def test_the_command_line_ends_with_one_line(tmp_path, flags, says):
     """A text as exit code: Python prints it, and exits with 1."""
