@@ -339,7 +339,7 @@ def test_readme_findings_are_those_of_the_ledger():
         assert low < 0 < high and max(-low, high) > 1600 and "After equally many updates **no benefit is shown**. Nor is one excluded: few runs, one small model, one game." in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
-    assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After one jump, at 310, all answers are malformed (grey) and all returns equal: the program skips updates, and soon stops." in section
+    assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0 and "After one jump, at 310, all answers are malformed (grey) and all returns equal: the program skips updates, then stops." in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0] and "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3 and "hoping the model is unsure there. (Once all choose Engineer, they differ by luck.)" in section
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "- By iteration 10 nearly all choose Engineer.\n" in section
