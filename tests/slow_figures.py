@@ -78,14 +78,16 @@ def test_what_the_page_says_of_warnings():
     _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
     fresh = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
     _, _, after_fresh, otherwise_fresh, difference = warnings_of_loss.row_of(fresh, "entropy")
-    assert f"with probability {after}, otherwise {otherwise}; fresh ones with {after_fresh} and {otherwise_fresh} (the interval holds 0: not replicated)" in page
+    assert (f"with probability {after}, otherwise {otherwise}; fresh ones with {after_fresh} and {otherwise_fresh} (the interval "
+            "holds 0: not replicated)") in page
     assert "[-" in difference, "its interval holds 0"
     of_32 = warnings_of_loss.row_of(paper.runs_of("trap, fresh seeds", "StarPO-S of 32", args), "entropy")
     assert f"*StarPO-S of 32* with {of_32[2]} and {of_32[3]}." in page and "[-" not in of_32[-1]
     for world, method in [*paper.pairs_of("equal")]:
         assert "[-" in warnings_of_loss.row_of(paper.runs_of(world, method, args), "reward_std")[-1]
     assert "[-" in warnings_of_loss.row_of(runs, "reward_std")[-1] and "[-" in warnings_of_loss.row_of(fresh, "reward_std")[-1]
-    assert "Long gradients warn as well, the in-group std never clearly; with several turns none of the four signals logged does." in page
+    assert ("Long gradients warn as well, the in-group std never clearly; with several turns none of the four signals logged "
+            "does.") in page
     groups = [runs] + [paper.runs_of(world, method, args) for world, method in paper.pairs_of("equal")]
     warned = {metric: ["[-" not in warnings_of_loss.row_of(some, metric)[-1] for some in groups] for metric in ("entropy", "grad_norm_max")}
     assert sum(warned["grad_norm_max"]) >= sum(warned["entropy"]) > len(groups) / 2

@@ -87,7 +87,8 @@ def test_of_those_that_gained_alike_a_short_one_of_two_turns_is_shown(tmp_path, 
     before = [turns(0, level, 0.0, 1) for level in range(4)]
     after = [turns(20, level, R, number) for level, (R, number) in enumerate([(1.0, 1), (1.0, 3), (1.0, 2), (0.5, 2)])]
     episode.episode(str(written(tmp_path, before + after)))
-    assert sum(word.startswith("turn ") for word in words(drawn[0])) == 1 + 2 and "after iteration 20: return 1" in words(drawn[0])
+    assert sum(word.startswith("turn ") for word in words(drawn[0])) == 1 + 2
+    assert "after iteration 20: return 1" in words(drawn[0])
 
 
 def test_a_state_in_words_is_written_as_it_is(tmp_path, drawn):

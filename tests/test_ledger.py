@@ -273,7 +273,8 @@ def test_what_the_page_says_of_equal_updates():
     assert high < 1600 < -low, "no difference would need both within"
     early = [sum(ledger.held(plots.Run(run.config | {"iterations": 400}, run.rows[:401]), None) < 1 for run in runs[method])
              for method in ("StarPO-S, plain", "random quarter")]
-    assert early == [5, 3] and "StarPO-S loses 5 of 20 fresh ones (a look not planned)" in (ROOT / "figures/CLAIMS.md").read_text()
+    assert early == [5, 3]
+    assert "StarPO-S loses 5 of 20 fresh ones (a look not planned)" in (ROOT / "figures/CLAIMS.md").read_text()
     dead = {method: [run.config["seed"] for run in some if not ledger.lost(run, None) and ledger.end(run, "eval bandit") == 0]
             for method, some in runs.items()}
     assert list(dead.values()) == [[74], [], [67, 77], []]
@@ -352,12 +353,14 @@ def test_what_the_search_taught():
         _, gradient = run.series("grad_norm")
         all_runs[lost_at is not None] += 1
         spiky[lost_at is not None] += gradient.max() > 20 * np.median(gradient[gradient > 0])
-    assert len(gentle) == 3 and not any(gentle) and "not lost in 250 iterations at up to 7.5 times the default rate (3e-3; three runs)" in page
+    assert len(gentle) == 3 and not any(gentle)
+    assert "not lost in 250 iterations at up to 7.5 times the default rate (3e-3; three runs)" in page
     assert len(lost) == 7 and sum(at is not None for at in lost) == 2 and "lost within 250 in two of seven runs" in page
     assert f"reaches 0.9 after {min(first)} to {max(first)} iterations" in page
     for success, at in zip(with_16_updates, lost):
         assert at is None or success[int(at) - 2] > 0.9 > 0.1 > success[int(at) - 1], "from one iteration to the next"
-    assert f"In {spiky[False]} of the {all_runs[False]} runs without a loss, and in {spiky[True]} of the {all_runs[True]} with one" in page
+    assert (f"In {spiky[False]} of the {all_runs[False]} runs without a loss, and in {spiky[True]} of the {all_runs[True]} with "
+            "one") in page
 
 
 def test_lost_runs_made_to_learn_on_stay_lost():
@@ -372,7 +375,8 @@ def test_lost_runs_made_to_learn_on_stay_lost():
             further.append(len(success) - int(lost_at))
     assert len(further) == 4
     page = (ROOT / "figures/TABLES.md").read_text()
-    assert f"Four lost runs, made to learn from equal returns, never exceeded 0.23 in {min(further)} to {max(further)} more iterations" in page
+    assert (f"Four lost runs, made to learn from equal returns, never exceeded 0.23 in {min(further)} to {max(further)} more "
+            "iterations") in page
 
 
 def test_an_ended_run_may_have_come_back():
@@ -380,7 +384,8 @@ def test_an_ended_run_may_have_come_back():
     args = paper.parse(["claims"])
     args.folder = ROOT / "figures/tiny"
     iterations, success = paper.runs_of("trap", "PPO", args)[2].series("success")
-    assert iterations[126] == 127 and success[125] > 0.5 and (success[126:132] < 0.5).all() and success[132:].max() > 0.99 and "where it was skipped, seed 2 came back after six." in (ROOT / "figures/TABLES.md").read_text()
+    assert iterations[126] == 127 and success[125] > 0.5 and (success[126:132] < 0.5).all() and success[132:].max() > 0.99
+    assert "where it was skipped, seed 2 came back after six." in (ROOT / "figures/TABLES.md").read_text()
 
 
 def test_what_the_page_says_of_adams_memory():
@@ -412,7 +417,8 @@ def test_what_the_page_says_of_the_usual_rate():
     runs = paper.runs_of("trap, usual rate", "PPO, plain", args)
     trap = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
     changed = {name for name in runs[0].config if runs[0].config[name] != trap[0].config.get(name)} - {"eval_every", "yardsticks"}
-    assert changed == {"lr"} and runs[0].config["update_size"] == 8 and (runs[0].config["lr"], trap[0].config["lr"]) == (4e-4, 2e-3)
+    assert changed == {"lr"} and runs[0].config["update_size"] == 8
+    assert (runs[0].config["lr"], trap[0].config["lr"]) == (4e-4, 2e-3)
     for run in runs:
         assert ledger.has_won(run) and not ledger.lost(run, None) and sum(row.get("updates", 0) for row in run.rows) > 6000
     assert len(runs) == 10 and sum(ledger.lost(run, None) for run in trap) == 16
@@ -423,10 +429,12 @@ def test_what_the_page_says_of_the_usual_rate():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
     assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
     assert all(run.config["lr"] == 4e-4 for run in runs)
-    assert "At the default learning rate, 4e-4, none of ten runs collapses in 6,400 updates. At five times that rate, found by [search](figures/SEARCH.md), most winning runs do (2 of 5 if *tiny* is made anew)." in (ROOT / "README.md").read_text()
+    assert ("At the default learning rate, 4e-4, none of ten runs collapses in 6,400 updates. At five times that rate, found by "
+            "[search](figures/SEARCH.md), most winning runs do (2 of 5 if *tiny* is made anew).") in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
-    assert max(different) < 15 and "few different thoughts remain. At the default rate this echo does no harm." in (ROOT / "README.md").read_text()
+    assert max(different) < 15
+    assert "few different thoughts remain. At the default rate this echo does no harm." in (ROOT / "README.md").read_text()
 
 
 def came_back(run):
@@ -509,7 +517,8 @@ def test_what_the_page_says_of_single_runs():
                 back.append((method, seed))
     assert never == [("PPO", 10), ("no KL", 4), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0), ("random quarter", 1)]
     assert back == [("no KL", 2), ("StarPO-S", 7), ("keep 25%", 4)]
-    assert "PPO's 64 and 72, StarPO-S's 7 and 79, *no KL*'s 2, *keep 25%*'s 4 (long trap), the random quarter's 70, tiny-b's StarPO-S 2;" in page
+    assert ("PPO's 64 and 72, StarPO-S's 7 and 79, *no KL*'s 2, *keep 25%*'s 4 (long trap), the random quarter's 70, tiny-b's "
+            "StarPO-S 2;") in page
 
     six, one = (np.array([ledger.end(found, "eval sokoban") for found in paper.runs_of("sokoban", method, args)])
                 for method in ("6 actions", "1 action"))
@@ -599,7 +608,9 @@ def test_the_trap_with_several_turns():
         return f"{min(counts[method])} to {max(counts[method])}"
     assert f"the rule: PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, PPO with beta2 0.9: " in page
     assert f"PPO with beta2 0.9: {between('PPO, Adam beta2 0.9')}." in page
-    assert ended == 15 and f"({drawn} of the 32 runs drawn had ended) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, {told('StarPO-S')}" in page
+    assert ended == 15
+    assert (f"({drawn} of the 32 runs drawn had ended) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, "
+            f"{told('StarPO-S')}") in page
     assert f"with several turns {back:.0f} of {lost:.0f} average half their best or more in the last 100 iterations" in page
 
 

@@ -470,15 +470,32 @@ def test_starpo_s_is_three_values_and_each_can_be_set_alone():
 
 # ----------------------------------------------------------------------------------------------------- mistakes
 MISTAKES = [  # what is given; what the user is told
-    ("--env chess", "frozenlake"), ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"), ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"), ("--keep 7", "0 to 1"),
-    ("--temperature 0", "must be a number, 1e-06 to"), ("--max-new-tokens 0", "must be a whole number, 1 to"), ("--eval-prompts 300", "1 to 256"), ("--clip-high 1.28", "0 to 1"),
-    ("--starpo-s --rollouts 1", "--rollouts 2"), ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "no algo dpo here: ['ppo', "), ("--adv-norm max", "--adv-norm max: take std or mean"), ("--device moon", "cannot load --model tiny on --device moon: no such model? damaged? not cpu, cuda?"),
+    ("--env chess", "frozenlake"),
+    ("--success-rate 1.5", "--success-rate 1.5: must be a number, 0 to 1"),
+    ("--gamma 2", "--gamma 2.0: must be a number, 0 to 1"),
+    ("--keep 7", "0 to 1"),
+    ("--temperature 0", "must be a number, 1e-06 to"),
+    ("--max-new-tokens 0", "must be a whole number, 1 to"),
+    ("--eval-prompts 300", "1 to 256"),
+    ("--clip-high 1.28", "0 to 1"),
+    ("--starpo-s --rollouts 1", "--rollouts 2"),
+    ("--algo grpo --rollouts 1", "--rollouts 2"),
+    ("--algo dpo", "no algo dpo here: ['ppo', "),
+    ("--adv-norm max", "--adv-norm max: take std or mean"),
+    ("--device moon", "cannot load --model tiny on --device moon: no such model? damaged? not cpu, cuda?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
-    ("--out ..", "..: its name may not end in a dot (--out NAME, --resume ../RUN)"), ("--model {tmp}/no", "empty/no: there is no such folder"), ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"), ("--model gpt2", "--model gpt2: there is no such folder"), ("--model {base}", "chat template"),
-    ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"), ("--out {file}/run", "Not a directory"),
+    ("--out ..", "..: its name may not end in a dot (--out NAME, --resume ../RUN)"),
+    ("--model {tmp}/no", "empty/no: there is no such folder"),
+    ("--model {tmp}", "empty: there is no such folder with a model's *.safetensors"),
+    ("--model gpt2", "--model gpt2: there is no such folder"),
+    ("--model {base}", "chat template"),
+    ("--model tiny --max-new-tokens 5000", "lower --max-new-tokens"),
+    ("--out {file}/run", "Not a directory"),
     ("--max-actions 300 --max-actions-per-turn 60 --max-new-tokens 1", "lower --max-actions"),
-    ("--resume {tmp}", "no such run, with checkpoint"), ("--resume {tmp} --env bandit", "no such run, with checkpoint"), ("--device cuda:77", "on --device cuda:77: no such model? damaged? not cpu, cuda?")]
+    ("--resume {tmp}", "no such run, with checkpoint"),
+    ("--resume {tmp} --env bandit", "no such run, with checkpoint"),
+    ("--device cuda:77", "on --device cuda:77: no such model? damaged? not cpu, cuda?"),
+]
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(tmp_path, tok):
