@@ -750,7 +750,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "keep 1 is no StarPO-S: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: its name may not end in a dot (--out NAME, --resume ../RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"no algo {self.algo} here: {[*BY_CRITIC, *BY_GROUP]}")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")
         need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 
