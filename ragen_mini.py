@@ -323,7 +323,7 @@ def compute_advantages(trajs, R, models, cfg):  # R (k,N), for BY_GROUP. -> batc
     else:  # baseline: the group's mean. KL penalties (small) are added as they are: not centred, not divided
         A = BY_GROUP[cfg.algo](R, cfg.adv_norm)
         assert A.shape == R.shape, "a function in BY_GROUP must return an advantage for each episode, shaped like R"
-        adv = A.to(cfg.device).reshape(-1, 1) + penalty.flip(1).cumsum(1).flip(1)  # from each column to the last
+        adv = A.to(cfg.device).reshape(-1, 1) + penalty.flip(1).cumsum(1).flip(1)  # plus all penalties to come
     batch["adv"] = adv * mask
     return batch
 
