@@ -118,8 +118,8 @@ def test_readme_is_short():
 def test_readme_says_how_long_the_method_is():
     lines = (ROOT / "ragen_mini.py").read_text().splitlines()
     method, = (i for i, line in enumerate(lines) if line.endswith(" models and files (nothing about learning follows)"))
-    assert (round(method, -1), len(lines)) == (580, 800)
-    assert "takes 580 of the 800 lines of [ragen_mini.py](ragen_mini.py)" in README
+    assert (round(method, -1), round(len(lines), -1)) == (580, 800)
+    assert "580 of the 800 lines" in README
 
 
 def test_readme_commands_are_understood(tmp_path, monkeypatch):
@@ -157,8 +157,8 @@ def test_readme_change_of_the_method_trains(tmp_path, monkeypatch):
 def test_readme_example_of_grpo_is_what_the_program_calculates():
     returns = torch.tensor([[1.0, 0, 0, 0]])
     first, normalized = (rm.grpo_advantages(returns, norm)[0, 0].item() for norm in ("mean", "std"))
-    assert (f"compares whole returns with the mean of their group: of 1, 0, 0, 0 it is {returns.mean():.2f}. The first episode's "
-            f"tokens have the advantage {first:.2f} (divided by the sample standard deviation: {normalized:.1f}).") in README
+    assert f"of 1, 0, 0, 0 it is {returns.mean():.2f}." in README
+    assert f"the advantage {first:.2f} (divided by the sample standard deviation: {normalized:.1f})." in README
 
 
 def test_readme_results_are_those_of_the_shipped_runs():
@@ -175,20 +175,20 @@ def test_readme_results_are_those_of_the_shipped_runs():
         assert re.sub(r" {2,}", " | ", row) == as_range
     passed = {world: float(trained.split()[0]) - float(lessons) for world, _, lessons, _, trained, *_ in rows}
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"}
-    assert "Only on the bandit does it go far beyond *taught*." in README
+    assert "Only on the bandit" in README
     assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06
-    assert "On sokoban RL stays below *taught*. On the lake it barely beats *taught*," in README
+    assert "On sokoban RL stays below *taught*." in README and "On the lake it barely beats *taught*" in README
 
 
 def test_tiny_is_as_large_as_readme_says():
     policy = rm.AutoModelForCausalLM.from_pretrained(rm.TINY)
-    assert f"[tiny](tiny) ({policy.num_parameters() / 1e6:.2f} million parameters)," in README
+    assert f"({policy.num_parameters() / 1e6:.2f} million parameters)" in README
 
 
 def test_readme_first_command_printed_what_its_log_says():
     run = json.loads((ROOT / "figures/tiny/first-command.jsonl").read_text())
     random, optimal = envs.mean_yardsticks("frozenlake", 10)[:, -1]
-    assert rm.EVAL_TEMPERATURE == 0.5 and "Its wins on 256 held-out levels (temperature 0.5) [95% interval]:" in README
+    assert rm.EVAL_TEMPERATURE == 0.5 and "on 256 held-out levels (temperature 0.5)" in README
     for row in (run["rows"][0], run["rows"][-1]):
         success = row["eval"]["frozenlake"]
         low, high = envs.interval(success, 256)
@@ -257,7 +257,7 @@ def test_the_picture_of_readme_is_what_its_words_say():
     (y, x), (goal_y, goal_x) = (np.argwhere(np.array(rows) == symbol)[0] for symbol in "PG")
     assert (goal_y - y, goal_x - x) == (1, 1) and "it is 1 down and 2 right" in first["answer"]
     assert after["iteration"] == 30 and first["reward"] == 0 and second["reward"] == 1
-    assert "After training the model wins, although its first thought is wrong: the goal is 1 right, not 2." in README
+    assert "its first thought is wrong: the goal is 1 right, not 2." in README
     assert first["answer"].count("Right") == 2 and x + 1 == len(rows[0]) - 1, "the second one runs into the edge"
 
 
@@ -335,51 +335,49 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    assert ("But a quarter of the groups means a quarter of the updates: 4 an iteration instead of PPO's 16. So a control, "
-            "otherwise like StarPO-S, plays 2 groups instead of choosing 2 of 8. Each had 20 runs. Of those that reached "
-            "success 0.9, these collapsed [") in section
+    for said in ("4 an iteration instead of PPO's 16.", "plays 2 groups instead of choosing 2 of 8.", "Each had 20 runs."):
+        assert said in section
     assert re.sub(" +", " ", section).count("\n after 400 iterations after 6,400 updates\n") == 1
     assert 4 * 1600 == 6400
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "same"), (s_early, s_late), (r_early, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
-    assert "most winning runs do (2 of 5 if *tiny* is made anew)." in section
+    assert "(2 of 5 if *tiny* is made anew)" in section
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
         assert low < 0 < high and max(-low, high) > 1600
-        assert "After equally many updates **no benefit is shown**. Nor is one excluded: few runs, one small model, one game." in section
+        assert "**no benefit is shown**. Nor is one excluded" in section
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0
-    assert ("After one jump, at 310, all answers are malformed (grey) and all returns equal: the program skips updates, then "
-            "stops.") in section
+    assert "After one jump, at 310, all answers are malformed (grey) and all returns equal" in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0]
     assert "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3
-    assert "hoping the model is unsure there. (Once all choose Engineer, they differ by luck.)" in section
-    assert min(row["success"] for row in rows[10:310]) > 0.97 and "- By iteration 10 nearly all choose Engineer.\n" in section
+    assert "(Once all choose Engineer, they differ by luck.)" in section
+    assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer." in section
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
     assert [np.median(part) for part in (longest[1:21], longest[200:310])] == [pytest.approx(1.7, abs=0.05), pytest.approx(0.003, abs=0.0005)]
     assert 500 < np.median(longest[1:21]) / np.median(longest[200:310]) < 700
     assert np.median([row["entropy"] for row in rows[150:310]]) < 0.01
-    assert "As the model grows sure, its gradients shrink (bottom right), but sometimes jump." in section
+    assert "its gradients shrink (bottom right), but sometimes jump." in section
     counted = re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", (ROOT / "figures/rare_tokens.txt").read_text(), re.M)
     few, many = ([float(share) for start, share in counted if start == bound] for bound in ("0", "0.3"))
     assert len(few) == len(many) == 4
     assert f"at most {max(few):.0%} have a token rarer than 0.3, of those above 0.3 {min(many):.0%} to {max(many):.0%}." in page
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
     assert longest[310] > 100 * longest[309] and longest[307] > longest[310]
-    assert "Why it breaks is open: larger earlier jumps did no lasting harm." in section
+    assert "larger earlier jumps did no lasting harm." in section
     assert "PPO loses one of ten runs with Adam's beta2 at 0.9" in page
-    assert "with a [shorter memory](figures/CLAIMS.md) only one of ten collapsed.)" in section
+    assert "only one of ten collapsed" in section
     assert sum(jump > longest[310] for jump in longest[150:310]) == 4 and min(row["success"] for row in rows[150:311]) > 0.99
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
     assert [np.mean(swinging < 0.01), np.mean(swinging > 0.1)] == pytest.approx([0.6, 1 / 3], abs=0.02)
     assert max(row["distinct"] for row in rows[50:311]) < 0.15
-    assert "- By 50 few different thoughts remain. At the default rate this echo does no harm." in section
+    assert "By 50 few different thoughts remain." in section
     assert 150 < rows[-1]["seconds"] < 210
-    assert "Watch one (three minutes; chosen for its picture; other CPUs may differ):" in section
+    assert "three minutes; chosen for its picture" in section
     assert "PPO's seeds 10 to 12 were made for a picture" in page
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]

@@ -429,12 +429,13 @@ def test_what_the_page_says_of_the_usual_rate():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
     assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
     assert all(run.config["lr"] == 4e-4 for run in runs)
-    assert ("At the default learning rate, 4e-4, none of ten runs collapses in 6,400 updates. At five times that rate, found by "
-            "[search](figures/SEARCH.md), most winning runs do (2 of 5 if *tiny* is made anew).") in (ROOT / "README.md").read_text()
+    assert trap[0].config["lr"] == 5 * 4e-4
+    for said in "4e-4, none of ten runs collapses in 6,400 updates", "At five times that rate", "most winning runs do (2 of 5":
+        assert said in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
     assert max(different) < 15
-    assert "few different thoughts remain. At the default rate this echo does no harm." in (ROOT / "README.md").read_text()
+    assert "At the default rate this echo does no harm." in (ROOT / "README.md").read_text()
 
 
 def came_back(run):
@@ -457,7 +458,7 @@ def test_what_the_page_says_of_fresh_seeds_and_of_other_models():
         back[method] = [seed for seed, run in runs.items() if came_back(run)]
     assert list(never.values()) == [[66, 71], [], [], [61, 72, 73, 74]]
     assert list(back.values()) == [[64, 72], [], [79], [70]]
-    assert "Of those that reached success 0.9, these collapsed [exact 95% interval]:" in (ROOT / "README.md").read_text()
+    assert "Of those that reached success 0.9, these collapsed" in (ROOT / "README.md").read_text()
     assert "PPO's seeds 10, 66 and 71, GRPO's 1 and 4, *no KL*'s 4, the random quarter's 0, 1, 61 and 72 to 74, tiny-c's 0." in page
     never, back, of_winners = [], [], []
     for name in ("tiny-b", "tiny-c"):
