@@ -376,7 +376,8 @@ def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
 
 # ------------------------------------------------------------------------------ what users are told
 class UserError(SystemExit):
-    """A user's mistake: ends the program with this message. Not an Exception: `or_say` does not catch it."""
+    """A user's mistake: ends the program with this message. (No Exception: `or_say` lets it pass, and a sweep of
+    many runs that is to survive it says `except UserError`.)"""
 
 
 def need(condition, message):
