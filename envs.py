@@ -356,7 +356,7 @@ def find_world(name):  # name: a key of ENVS, file.py:Class (runs the file), or 
         return ENVS[name]
     file, _, class_name = str(name).rpartition(":")
     need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, "
-                               f"or FILE.py:CLASS, if FILE.py exists (see tests/my_world.py)")
+                               f"or FILE.py:CLASS, an existing file and its class (see tests/my_world.py)")
     defined = run_file(file)
     need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
     return defined[class_name]

@@ -228,7 +228,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 def learn(trajs, models, cfg, seed):  # -> batch, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
-    if nothing_to_compare(R[kept], cfg):
+    if not kept or nothing_to_compare(R[kept], cfg):  # a filter of your own may keep none
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N is its row of R
     batch = compute_advantages(chosen, R[kept], models, cfg)
@@ -376,13 +376,13 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
     return stats
 
 
-def updates(batch, models, cfg, seed, gradients=add_gradients):  # -> statistics of each step
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.update_size):
-            stats = gradients(batch, rows.tolist(), models, cfg)
+            stats = (gradients or add_gradients)(batch, rows.tolist(), models, cfg)
             stats["grad_norm"] = take_step(models)
             steps.append(stats)
     return steps
@@ -447,7 +447,7 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ----------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """You may hand over functions of your own: `learn` and `rollout` (it plays evaluations, too) return what ours do.
+    """You may hand over your own `learn` and `rollout` (it plays evaluations, too). Replacing rm.learn has no effect.
     `watch` sees each row before it is logged, may add columns, and returns True to stop. (Row 0 has no trajs.)"""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
@@ -508,8 +508,8 @@ def evaluate(i, models, cfg, rollout=rollout):  # -> columns of the log; a few w
     success = np.mean([traj.success for traj in trajs])
     horizon = min(cfg.max_actions, cfg.max_turns * cfg.max_actions_per_turn)
     random, best = envs.mean_yardsticks(cfg.env, horizon, seeds, cfg.success_rate)[:, -1]
-    when = f"iteration {i}: " if cfg.trains else ""
-    tell(f"{when}{world} {envs.with_interval(success, len(trajs))}  random {random:.2f}  optimal {best:.2f}")
+    tell(f"{f'iteration {i}: ' if cfg.trains else ''}{world} {envs.with_interval(success, len(trajs))}  "
+         f"random {random:.2f}  optimal {best:.2f}")
     samples = [{"iteration": i, "env": world, "turns": traj.turns, "text":
                 f"{models.tok.decode(traj.ids)}\n\n{traj.env.render()}\nreturn {traj.R:g}\n"} for traj in trajs[:8]]
     return {"eval": {world: success}, "yardsticks": {world: [random, best]}}, samples
@@ -578,7 +578,7 @@ class KVCache:
 # ------------------------------------------------ models and files (nothing about learning follows)
 @dataclass
 class Models:
-    policy: nn.Module
+    policy: nn.Module  # a transformers model. One of your own: see what read, token_logps and save use of it
     critic: nn.Module  # PPO; else None
     ref: nn.Module  # the policy before training, for the KL penalty. None: no penalty
     optimizer: torch.optim.Optimizer  # yours (its state_dict has param_groups); None: `train` makes it
@@ -656,7 +656,7 @@ def save(models, cfg):
     """RUN/checkpoint: a Hugging Face folder (for --model) and trainer.pt (for --resume, with config.json).
     All new files are written before one is replaced. The process may die any time: trainer.pt is whole."""
     new = Path(f"{cfg.out}/checkpoint.new")
-    state = {name: part.state_dict() for name, part in vars(models).items() if hasattr(part, "state_dict")}
+    state = {name: owner.state_dict() for name, owner in vars(models).items() if hasattr(owner, "state_dict")}
     state |= {"log": Path(f"{cfg.out}/log.jsonl").read_text(), "origin": cfg.origin}
     with or_say(f"cannot save in {cfg.out}: full disk, no permission, or its checkpoint folders were changed"):
         models.policy.save_pretrained(new)
@@ -672,9 +672,9 @@ def restore(models, cfg):  # -> the log as it was when saved
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
-        for name, part in vars(models).items():
-            if part and name in state:  # with --kl-coef 0 there is no ref
-                part.load_state_dict(state[name])
+        for name, owner in vars(models).items():
+            if owner and name in state:  # with --kl-coef 0 there is no ref
+                owner.load_state_dict(state[name])
         return state["log"]
 
 
@@ -750,7 +750,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "keep 1 is no StarPO-S: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: its name may not end in a dot (--out NAME, --resume ../RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"algo {self.algo} not in {[*BY_CRITIC, *BY_GROUP]}")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"no algo {self.algo}: ppo, grpo, or run its script")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")
         need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 

@@ -540,7 +540,7 @@ def test_wilson_interval_holds_its_rate(n):
 
 # ----------------------------------------------------------------------- seams; what only a GPU would show: autocast
 def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, monkeypatch):
-    with pytest.raises(envs.UserError, match=r"algo mine not in \['ppo', "):
+    with pytest.raises(envs.UserError, match="no algo mine: ppo, grpo, or run its script"):
         rm.replace(cfg, algo="mine")
     assert rm.replace(cfg, algo="mine", play=3).algo == "mine", "who only looks needs no advantages"
     monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: 2 * R)
@@ -560,6 +560,12 @@ def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, mo
     assert equal(batch["ret"], batch["value"] + 5)
     adv = batch["value"][batch["mask"]] ** 3
     assert torch.allclose(batch["adv"][batch["mask"]], (adv - adv.mean()) / adv.std(correction=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_filter_of_ones_own_may_keep_nothing(models, cfg, trajs, monkeypatch, algo):
+    monkeypatch.setattr(rm, "uncertainty_filter", lambda R, keep: torch.arange(0))
+    assert rm.learn(trajs, models, rm.replace(cfg, algo=algo, rollouts=4), 0) == ({}, [])
 
 
 def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, monkeypatch):

@@ -342,7 +342,7 @@ def test_readme_findings_are_those_of_the_ledger():
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "same"), (s_early, s_late), (r_early, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
-    assert "(2 of 5 if *tiny* is made anew)" in section
+    assert "(2 of 5 with new versions of *tiny*)" in section
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
         assert low < 0 < high and max(-low, high) > 1600
@@ -350,11 +350,12 @@ def test_readme_findings_are_those_of_the_ledger():
 
     rows = paper.runs_of("trap", "PPO", args)[12].rows  # the one of the picture
     assert rows[311]["reward"] == pytest.approx(-0.5) and rows[310]["valid"] > 0.99 and rows[311]["valid"] == 0
-    assert "After one jump, at 310, all answers are malformed (grey) and all returns equal" in section
+    assert "After one jump, at 310, all answers are malformed and all returns equal" in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0]
     assert "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
     assert min(row["reward_std"] for row in rows[200:311]) > 0.3
-    assert "(Once all choose Engineer, they differ by luck.)" in section
+    assert all(float(cell.split()[0]) < 0.25 for line in (ROOT / "figures/critic.txt").read_text().splitlines()
+               if " explained " in line for cell in re.findall(r"-?0\.\d+ (?=\[)", line)) and "Here it foresees little." in README
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer." in section
     assert "falls from 1.7 to 0.003 (medians of iterations 1-20, 200-309)" in page
     longest = [row.get("grad_norm_max") for row in rows]
@@ -368,9 +369,9 @@ def test_readme_findings_are_those_of_the_ledger():
     assert f"at most {max(few):.0%} have a token rarer than 0.3, of those above 0.3 {min(many):.0%} to {max(many):.0%}." in page
     assert max(longest[300:311]) > 50 * np.median(longest[200:300])
     assert longest[310] > 100 * longest[309] and longest[307] > longest[310]
-    assert "larger earlier jumps did no lasting harm." in section
+    assert "the jump at 307 was larger." in section
     assert "PPO loses one of ten runs with Adam's beta2 at 0.9" in page
-    assert "only one of ten collapsed" in section
+    assert "One suspect is Adam" in section
     assert sum(jump > longest[310] for jump in longest[150:310]) == 4 and min(row["success"] for row in rows[150:311]) > 0.99
     assert all(row["valid"] > 0.98 for row in rows[307:311]), "without harm"
     swinging = np.array(longest[150:311])
@@ -378,6 +379,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert max(row["distinct"] for row in rows[50:311]) < 0.15
     assert "By 50 few different thoughts remain." in section
     assert 150 < rows[-1]["seconds"] < 210
-    assert "three minutes; chosen for its picture" in section
-    assert "PPO's seeds 10 to 12 were made for a picture" in page
+    assert "three to five minutes; chosen for its picture" in section
+    assert "its seeds 10 to 12 were made for a picture" in page
     assert [rows[i]["distinct"] for i in (1, 150)] == [pytest.approx(0.78, abs=0.005), pytest.approx(0.01, abs=0.005)]

@@ -480,7 +480,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"),
     ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "algo dpo not in ['ppo', "),
+    ("--algo dpo", "no algo dpo: ppo, grpo, or run its script"),
     ("--adv-norm max", "--adv-norm max: take std or mean"),
     ("--device moon", "cannot load --model tiny on --device moon: no such model? damaged? not cpu, cuda?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
@@ -535,7 +535,7 @@ def command_line(*flags):  # as `python ragen_mini.py` would do it, but in this 
         runpy.run_path(str(ROOT / "ragen_mini.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("flags, says", [("--env chess", "frozenlake"), ("--algo dpo", "not in ['ppo', "),
+@pytest.mark.parametrize("flags, says", [("--env chess", "frozenlake"), ("--algo dpo", "no algo dpo"),
                                          ("--out {file}/run --iterations 1", "Not a directory")])
 def test_the_command_line_ends_with_one_line(tmp_path, flags, says):
     """A text as exit code: Python prints it, and exits with 1."""
