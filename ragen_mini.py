@@ -447,8 +447,8 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ----------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """You may hand over your own `learn` and `rollout` (it plays evaluations, too). Replacing rm.learn has no effect.
-    `watch` sees each row before it is logged, may add columns, and returns True to stop. (Row 0 has no trajs.)"""
+    """Yours may be: learn, rollout (it evaluates, too), models' loss and optimizer, BY_GROUP, BY_CRITIC, the world.
+    `watch` sees each row before it is logged, may add columns, and stops with True. (rm.learn = mine: no effect.)"""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)

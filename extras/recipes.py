@@ -27,7 +27,8 @@ The ways in:
                              (@dataclass class Config(rm.Config): token_cost: float = 0.001), then cfg.token_cost. A float or
                              int is at least 0, an rm.Count at least 1, an rm.Share from 0 to 1
 
-A run goes on by the program, and the recipe, that began it: --resume refuses another one.
+A run goes on by the program, and the recipe, that began it: --resume refuses another one. NOTE: hand functions over. Some
+are bound where ragen_mini.py defines them, so `rm.learn = mine`, rm.rollout, rm.gae, rm.grpo_advantages have no effect.
 """
 import inspect
 import sys
