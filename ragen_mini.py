@@ -353,6 +353,18 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
+    steps = []
+    shuffler = torch.Generator().manual_seed(seed)
+    for _ in range(cfg.epochs):
+        order = torch.randperm(len(batch["mask"]), generator=shuffler)
+        for rows in order.split(cfg.update_size):
+            stats = (gradients or add_gradients)(batch, rows.tolist(), models, cfg)
+            stats["grad_norm"] = take_step(models)
+            steps.append(stats)
+    return steps
+
+
 @autocast  # NOTE: no optimizer step inside: autocast keeps bf16 copies of the weights, stale after a step
 def add_gradients(batch, rows, models, cfg):  # -> statistics
     """Works in parts that fit into memory. Each part's sum is divided by the tokens of *all* parts, so they
@@ -374,18 +386,6 @@ def add_gradients(batch, rows, models, cfg):  # -> statistics
             part_loss.backward()
             stats["value_loss"] += part_loss.item()
     return stats
-
-
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
-    steps = []
-    shuffler = torch.Generator().manual_seed(seed)
-    for _ in range(cfg.epochs):
-        order = torch.randperm(len(batch["mask"]), generator=shuffler)
-        for rows in order.split(cfg.update_size):
-            stats = (gradients or add_gradients)(batch, rows.tolist(), models, cfg)
-            stats["grad_norm"] = take_step(models)
-            steps.append(stats)
-    return steps
 
 
 def make_optimizer(models, cfg):
