@@ -689,7 +689,7 @@ Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and --starpo-s (play: none)
+class Config:  # None (but for play): set once, by model and starpo_s. NOTE: replace(cfg, model=...) keeps what was set
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or your my_world.py:Class
     success_rate: Share = None  # lakes: chance of the intended move (None: the world's own, 0.8; paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
@@ -703,7 +703,7 @@ class Config:  # Count: 1 or more. Share: 0 to 1. None: set below, by model and 
     max_new_tokens: Count = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: Annotated[float, 1e-6, 1e15] = 1.0  # of the rollout; evaluation is at 0.5
-    starpo_s: bool = False  # StarPO-S: sets the next three if they are None. Say so when you make a Config, not later
+    starpo_s: bool = False  # StarPO-S: sets the next three where they are None
     keep: Share = None  # share of groups to train on, widest spread of returns first (1; --starpo-s: 0.25)
     kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
     clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
