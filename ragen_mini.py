@@ -225,14 +225,14 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 # ------------------------------------------------------ which episodes, and how good was each token
-def learn(trajs, models, cfg, seed):  # -> batch, statistics of its updates
+def learn(trajs, models, cfg, seed, gradients=None):  # -> batch, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if not kept or nothing_to_compare(R[kept], cfg):  # a filter of your own may keep none
         return {}, []  # no update
     chosen = [traj for i, traj in enumerate(trajs) if i // cfg.rollouts in kept]  # i // N is its row of R
     batch = compute_advantages(chosen, R[kept], models, cfg)
-    return batch, updates(batch, models, cfg, seed)
+    return batch, updates(batch, models, cfg, seed, gradients)
 
 
 def returns(trajs, cfg):  # -> (P,N), in the order of their groups
@@ -249,8 +249,7 @@ def uncertainty_filter(R, keep):  # (P,N) -> (k,) numbers of the kept groups
 
 def nothing_to_compare(R, cfg):  # (k,N) -> are all returns equal (GRPO: within each group)?
     """If they are, PPO would learn little but the critic's errors, made large by whitening (in compute_advantages)."""
-    axis = None if cfg.algo in BY_CRITIC else 1  # None: over all groups together
-    return R.std(axis, correction=0).max() < 1e-4
+    return R.std(None if cfg.algo in BY_CRITIC else 1, correction=0).max() < 1e-4  # None: over all groups together
 
 
 def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
@@ -353,7 +352,8 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step
+    """gradients: your own add_gradients (with PPO it trains the critic, too)."""
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -483,8 +483,8 @@ def iterate(i, models, cfg, learn=learn, rollout=rollout):  # -> log row, trajec
     """Play, then learn. Randomness comes from (cfg.seed, i): on a CPU a resumed run has the same rows."""
     if i == 0:  # the model before training, which is only evaluated
         return {"iteration": 0}, [], []
-    rng = np.random.default_rng([cfg.seed, i])  # draws levels (none of EVAL_SEEDS), a seed to sample and shuffle
-    *seeds, sampling_seed = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    *seeds, sampling_seed = np.random.default_rng([cfg.seed, i]).integers(  # levels; a seed to sample and shuffle
+        envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()  # none is in EVAL_SEEDS
     start = perf_counter()
     trajs = rollout(models, seeds, cfg.rollouts, cfg, sampling_seed)
     played = perf_counter()

@@ -92,7 +92,7 @@ MUTANTS = {  # file -> what is wrong; a piece of the file; what stands there ins
         ("no group kept is no case of its own", "if not kept or nothing_to_compare(", "if nothing_to_compare("),
         ("advantages of another shape are trained", "assert A.shape == R.shape,", "assert A is not None,"),
         ("the filter keeps 28 of 100 for 0.29", "int(keep * len(R) + 1e-9)", "int(keep * len(R))"),
-        ("GRPO compares over all groups", "R.std(axis, correction=0)", "R.std(correction=0)"),
+        ("GRPO compares over all groups", "R.std(None if cfg.algo in BY_CRITIC else 1, correction=0)", "R.std(correction=0)"),
         ("the critic learns at a tenth", 'part["ret"][mask]).sum() / total', 'part["ret"][mask]).sum() / total / 10'),
         ("Adam with a shorter memory", "for net, lr in networks if net])",
          "for net, lr in networks if net], betas=(0.9, 0.99))"),

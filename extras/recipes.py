@@ -14,8 +14,8 @@ The ways in:
                              as rm.gae. Filter, KL penalty and updates stay. There is no update where all returns are equal
                              (BY_GROUP: equal within each group)
     train(cfg, learn=...)    another method. Another filter: hand rm.learn some of the groups, whole ones, in their order; or
-                             write what mean_of_episodes does. A loss of whole episodes: rm.updates(..., add_gradients) as in
-                             gspo
+                             write what mean_of_episodes does. A loss of whole episodes, or one that needs the whole batch:
+                             rm.learn(..., gradients=your_add_gradients) as in gspo; under PPO it trains the critic, too
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
@@ -30,6 +30,7 @@ The ways in:
 A run goes on by the program, and the recipe, that began it: --resume refuses another one. NOTE: hand functions over. Some
 are bound where ragen_mini.py defines them, so `rm.learn = mine`, rm.rollout, rm.gae, rm.grpo_advantages have no effect.
 """
+import functools
 import inspect
 import sys
 from pathlib import Path
@@ -146,13 +147,7 @@ def gspo(cfg):
             total += loss.item()
         return {"policy_loss": total}
 
-    def learn(trajs, models, cfg, seed):
-        chosen, R = chosen_by(trajs, cfg)
-        if rm.nothing_to_compare(R, cfg):
-            return {}, []
-        batch = rm.compute_advantages(chosen, R, models, cfg)
-        return batch, rm.updates(batch, models, cfg, seed, add_gradients)
-    return rm.train(cfg, learn=learn)
+    return rm.train(cfg, learn=functools.partial(rm.learn, gradients=add_gradients))
 
 
 # ----------------------------------------------------------------------------------------------- other rewards

@@ -12,6 +12,7 @@ After Ctrl-C torchrun waits 30 seconds for its processes. Where an iteration tak
 last checkpoint (--save-every).
 """
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -92,16 +93,6 @@ class LastView:
         return self.text
 
 
-def learn(trajs, models, cfg, seed):  # as rm.learn
-    R = rm.returns(trajs, cfg)
-    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
-    if rm.nothing_to_compare(R[kept], cfg):
-        return {}, []
-    chosen = [traj for traj in trajs if traj.group % cfg.prompts in kept]
-    batch = rm.compute_advantages(chosen, R[kept], models, cfg)
-    return batch, rm.updates(batch, models, cfg, seed, add_gradients)
-
-
 def add_gradients(batch, rows, models, cfg):  # as rm.add_gradients
     """The mean over the tokens of all processes is the sum of theirs, each weighted by its share of the tokens."""
     mine = rows[RANK::PROCESSES]
@@ -119,6 +110,9 @@ def add_gradients(batch, rows, models, cfg):  # as rm.add_gradients
     for part in from_all({name: share * x for name, x in stats.items()}):
         of_all.update(part)
     return of_all
+
+
+learn = functools.partial(rm.learn, gradients=add_gradients)
 
 
 def watch(row, trajs, learned, models, cfg):  # -> stop?

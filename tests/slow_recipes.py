@@ -71,7 +71,7 @@ def test_a_run_whose_algorithm_a_script_added(cfg, monkeypatch):
     monkeypatch.delitem(rm.BY_CRITIC, "ppo-per-turn")
     assert rm.parse_config(["--model", run, "--play", "0"]).algo == "ppo-per-turn"
     for flags in (["--model", run], ["--resume", run, "--iterations", "3"]):
-        with pytest.raises(UserError, match="algo ppo-per-turn not in"):
+        with pytest.raises(UserError, match="no algo ppo-per-turn: ppo, grpo, or run its script"):
             rm.parse_config(flags)
     with pytest.raises(UserError, match=f"no X-ray of {run}: only its script knows --algo ppo-per-turn"):
         xray.xray(run)

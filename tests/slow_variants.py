@@ -1,5 +1,4 @@
 """figures/variants.py: what it measures, against the definition; and what each variant changes."""
-import functools
 import math
 import subprocess
 import sys
@@ -103,13 +102,13 @@ def test_a_table_of_rare_tokens(quick, monkeypatch, capsys):
     table = variants.by_length(np.array([[0.001, 0.99], [0.002, 0.97], [0.5, 0.1], [0.4, 0.2], [7.0, 0.4]]))
     assert table.splitlines()[2:] == ["| 0 to 0.003 | 2 | 0.980 | 0.00 |", "| 0.3 to inf | 3 | 0.200 | 0.67 |"]
     seen, rarest = [], []
-    by_length = variants.by_length
+    by_length, add_gradients = variants.by_length, rm.add_gradients
     monkeypatch.setattr(variants, "by_length", lambda steps: seen.extend(steps) or by_length(steps))
 
     def spy(batch, rows, *rest):
         rarest.append(min(batch["old_logp"][row][batch["mask"][row]].min().exp().item() for row in rows))
-        return rm.add_gradients(batch, rows, *rest)
-    monkeypatch.setattr(rm, "updates", functools.partial(rm.updates, gradients=spy))
+        return add_gradients(batch, rows, *rest)
+    monkeypatch.setattr(rm, "add_gradients", spy)
     rows, _ = variants.rare_tokens(quick("--update-size 4 --epochs 2"))
     assert rows[2]["updates"] == len(seen) == 4 and len(rarest) == 8
     assert np.mean([norm for norm, _ in seen]) == pytest.approx(rows[2]["grad_norm"], abs=1e-5)

@@ -568,6 +568,15 @@ def test_a_filter_of_ones_own_may_keep_nothing(models, cfg, trajs, monkeypatch, 
     assert rm.learn(trajs, models, rm.replace(cfg, algo=algo, rollouts=4), 0) == ({}, [])
 
 
+def test_learn_hands_on_gradients_of_ones_own(models, cfg, trajs):
+    """After its filter: two groups of four are three updates of at most three, those of one group two."""
+    for keep, sizes in ((1.0, [3, 3, 2]), (0.5, [3, 1])):
+        seen = []
+        cfg = rm.replace(cfg, algo="grpo", rollouts=4, keep=keep, update_size=3)
+        rm.learn(trajs, models, cfg, 0, gradients=lambda batch, rows, *rest: seen.append(len(rows)) or {})
+        assert seen == sizes
+
+
 def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, monkeypatch):
     """A GPU in the machine must not loosen the check for --device cpu."""
     cfg = rm.replace(cfg, env="bandit", prompts=1, rollouts=2)

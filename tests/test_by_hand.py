@@ -1,7 +1,6 @@
 """Where a wrong program would train on, and print a good success: outcomes that were worked out on paper.
 
 Most of these tests hand the program scripted episodes through its seams, and compare with numbers that stand here."""
-import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,8 +146,7 @@ def test_kept_episodes_are_trained_by_their_own_returns(cfg, tok, monkeypatch):
 def recorded(monkeypatch):
     """Which rows each gradient step took; no model is needed."""
     steps = []
-    take = lambda batch, rows, *rest: steps.append(rows) or {}
-    monkeypatch.setattr(rm, "updates", functools.partial(rm.updates, gradients=take))
+    monkeypatch.setattr(rm, "add_gradients", lambda batch, rows, *rest: steps.append(rows) or {})
     monkeypatch.setattr(rm, "take_step", lambda *rest: 1.0)
     return steps
 
@@ -172,7 +170,7 @@ def test_gradients_of_ones_own_take_the_same_rows(cfg, recorded):
     batch = {"mask": torch.ones(10, 3, dtype=torch.bool)}
     rm.updates(batch, None, cfg, seed=5)
     own = []
-    steps = rm.updates(batch, "models", cfg, 5, gradients=lambda *args: own.append(args) or {"policy_loss": 2.0})
+    steps = rm.updates(batch, "models", cfg, 5, lambda *args: own.append(args) or {"policy_loss": 2.0})
     assert own == [(batch, rows, "models", cfg) for rows in recorded] and len(recorded) == 3
     assert steps == [{"policy_loss": 2.0, "grad_norm": 1.0}] * 3
 
