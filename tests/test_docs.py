@@ -177,7 +177,7 @@ def test_readme_results_are_those_of_the_shipped_runs():
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"}
     assert "Only on the bandit" in README
     assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06
-    assert "On sokoban RL stays below *taught*." in README and "On the lake it barely beats *taught*" in README
+    assert "On sokoban RL stays below *taught*." in README and "On the lake it about equals *taught*" in README
 
 
 def test_tiny_is_as_large_as_readme_says():
@@ -317,28 +317,30 @@ def test_readme_findings_are_those_of_the_ledger():
     page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))  # tested in slow_paper.py
     section = README.split("## The Echo Trap\n")[1].split("\n## Change")[0]
     section = re.sub(r"(?<!\n)\n(?=[\w(])", " ", section)  # paragraphs in one line each
-    table, held = [], []
+    table, held, winners = [], [], []
     words = ("PPO (16 an iteration)", None, "StarPO-S (4)", "random groups (4)")  # four times the levels: CLAIMS.md
     for name, (world, method) in zip(words, paper.pairs_of("equal"), strict=True):
-        won = list(filter(ledger.has_won, paper.runs_of(world, method, args)))
-        updates = [row.get("updates", 0) for run in won for row in run.rows]
-        first = [plots.Run(run.config, run.rows[:401]) for run in won]
+        runs = paper.runs_of(world, method, args)
+        won = list(filter(ledger.has_won, runs))
+        updates = [row.get("updates", 0) for run in runs for row in run.rows]
+        first = [plots.Run(run.config, run.rows[:401]) for run in runs]
         lost = [plots.peak_and_collapse(run)[1] is not None for run in first]  # as if they had ended there
-        assert ledger.lost_in_iterations(won).startswith(f"{sum(lost)} of {len(won)} ")
+        assert ledger.lost_in_iterations(runs).startswith(f"{sum(lost)} of {len(runs)} ") and len(runs) == 20
         held.append(ledger.updates_held(won))
         if name:
-            _, early, late = ledger.lost_by_updates(won)
+            _, early, late = ledger.lost_by_updates(runs)
             table.append((name, early, late))
+            winners.append(len(won))
             assert int(re.search(r"\d+", name)[0]) == max(updates), name
-            assert max(updates) * won[0].config["iterations"] == 6400 and won[0].config["iterations"] in (400, 1600)
-            assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == late, "the rule in updates counts as many"
-            assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
+            assert max(updates) * runs[0].config["iterations"] == 6400 and runs[0].config["iterations"] in (400, 1600)
+            assert ledger.lost_by_updates(won, times=16 // max(updates))[-1] == ledger.lost_by_updates(won)[-1], "the rule in updates counts as many"
+            assert ledger.lost_in_iterations(runs) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    for said in ("4 an iteration instead of PPO's 16.", "plays 2 groups instead of choosing 2 of 8.", "Each had 20 runs."):
+    for said in ("4 an iteration instead of PPO's 16.", "plays 2 groups instead of choosing 2 of 8.", "Of 20 runs each, these collapsed"):
         assert said in section
     assert re.sub(" +", " ", section).count("\n after 400 iterations after 6,400 updates\n") == 1
-    assert 4 * 1600 == 6400
+    assert winners == [18, 20, 16] and "(Two of PPO's and four of the control's never reached 0.9.)" in section
     for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "same"), (s_early, s_late), (r_early, r_late)), strict=True):
         assert tuple(re.split(" {2,}", row)) == counts
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
