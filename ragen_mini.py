@@ -668,7 +668,7 @@ def save(models, cfg):
 
 
 def restore(models, cfg):  # -> the log as it was when saved
-    with or_say(f"{cfg.resume}/checkpoint/trainer.pt cannot be used (unsaved? damaged? unreadable?): try --model RUN"):
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt is unusable (never saved: begin anew; damaged: try --model RUN)"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
@@ -766,7 +766,7 @@ def parse_config(argv=None, config=Config):  # -> config: what is typed, else wh
     given = vars(parser.parse_args(argv))  # only options that were typed: the others are SUPPRESSed
     model = Path(given.get("model", "tiny"))
     run = given.get("resume", model.parent if model.name == "checkpoint" else model)  # RUN/checkpoint: RUN
-    with or_say(f"settings of {run}: is its config.json damaged, or by another script? (Is your Config a @dataclass?)"):
+    with or_say(f"settings of {run}: config.json missing, damaged, another script's? (Is your Config a @dataclass?)"):
         settings = json.loads(Path(f"{run}/config.json").read_text()) if Path(f"{run}/checkpoint").is_dir() else {}
         if "resume" in given:
             need(settings, f"--resume {run}: no such run, with checkpoint and settings (give RUN, not RUN/checkpoint)")

@@ -263,7 +263,7 @@ def check_outcomes(env, action, start):  # -> env.outcomes(env.state, action)
     outcomes = env.outcomes(state, action)
     want(repr(env.level) == level, f"{place} must not change self.level: all episodes of the level share it")
     shape = isinstance(outcomes, list)
-    for outcome in outcomes:
+    for outcome in outcomes if shape else ():
         shape = shape and isinstance(outcome, (tuple, list)) and len(outcome) == 4
     want(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
     total = 0.0

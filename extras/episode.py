@@ -118,7 +118,7 @@ def first_and_last(samples):  # -> for each level its sample in the first and in
             of_iteration.append(sample)
             latest = sample["iteration"]  # not the highest: a run may go on from an older checkpoint
     earliest = min(by_iteration)
-    need(latest > earliest, "the run was evaluated only once: nothing to compare with. Go on (--resume) up to its next evaluation")
+    need(latest > earliest, "samples.jsonl holds one evaluation only: nothing to compare with. Go on (--resume) up to the next")
     first, last = by_iteration[earliest], by_iteration[latest]
     last = last[-8:]  # a run that was resumed may have evaluated twice in one iteration
     pairs = []

@@ -25,7 +25,7 @@ def xray(run):  # -> path of the page
     rm.need(Path(run, "checkpoint").is_dir(), f"{run} is not the folder of a run with a checkpoint")
     cfg = settings_of(run)
     models = rm.load_models(cfg)
-    with rm.or_say(f"{run}/checkpoint/trainer.pt cannot be used"):
+    with rm.or_say(f"{run}/checkpoint/trainer.pt is unusable"):
         saved = torch.load(f"{run}/checkpoint/trainer.pt", map_location="cpu", weights_only=True, mmap=True)
         cfg.origin = saved.get("origin", cfg.origin)  # whichever program trained it
     rm.need(cfg.origin.startswith(f"{cfg.name} by"), f"{run}/config.json is of {cfg.name}, its checkpoint of {cfg.origin}")

@@ -213,6 +213,15 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
         assert stopped.value.code == 2
 
 
+def test_a_resumed_run_pays_as_the_log_says(folder, tmp_path):
+    """With plain numbers: those of numpy would make all rewards doubles, which other tensors are not."""
+    cfg = rm.Config(env=thoughts.FrozenLake, model=folder, prompts=2, rollouts=4, iterations=1, max_new_tokens=12, max_turns=1,
+                    eval_every=0, out=str(tmp_path / "run"))
+    thoughts.train(cfg, 0.3)
+    thoughts.train(rm.replace(cfg, resume=cfg.out, iterations=2), None)
+    assert [row["pay"] for row in rows_of(tmp_path / "run")] == [0.3, 0.3, 0.3] and type(thoughts.Claims.pay) is float
+
+
 def test_pay_is_no_setting_of_the_core(monkeypatch):
     monkeypatch.setattr(sys, "argv", "thoughts.py --env frozenlake --success-rate 0.8 --pay 0.3".split())
     assert thoughts.own_option() == 0.3

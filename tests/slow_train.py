@@ -127,7 +127,7 @@ def test_an_old_run_goes_on_without_settings_that_it_did_not_know(tmp_path, fold
     for name in ("epochs", "lam", "no_think", "online_k"):
         del about[name]
     (out / "config.json").write_text(json.dumps(about | {"critic_lrr": 0.5}))
-    with pytest.raises(envs.UserError, match="is its config.json damaged.*'critic_lrr'"):
+    with pytest.raises(envs.UserError, match="config.json missing, damaged, another script's.*'critic_lrr'"):
         rm.parse_config(["--model", str(out)])
     (out / "config.json").write_text(json.dumps(about))
     again, _ = rm.train(rm.parse_config(["--resume", str(out), "--iterations", "2"]))

@@ -405,8 +405,8 @@ DAMAGE = [  # how, the command, what the user is told
     (cut("checkpoint/model.safetensors", 0.9), "ragen_mini.py --model run", "cannot load --model run"),
     (delete("checkpoint/tokenizer.json"), "ragen_mini.py --model run", "cannot load --model run"),
     (delete("checkpoint/config.json"), "ragen_mini.py --model run", "cannot load --model run"),
-    (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
-    (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt cannot be used"),
+    (cut("checkpoint/trainer.pt", 0.9), "ragen_mini.py --resume run", "trainer.pt is unusable"),
+    (delete("checkpoint/trainer.pt"), "ragen_mini.py --resume run", "trainer.pt is unusable"),
     (without_a_model, "ragen_mini.py --resume run", "--model None: there is no such folder"),
     (without_weights, "ragen_mini.py --model run", "--model run/checkpoint cannot be used: its files lack weights"),
     (without_template, "ragen_mini.py --model run", "has no chat template: is it for chat, its folder whole?")]

@@ -195,6 +195,13 @@ class OutcomesAreNoList(Wrong):
         return 1.0, action, 0.0, True
 
 
+class OutcomesForgotTheirReturn(Wrong):
+    says = "must be a list of (probability, next state, reward, over?), it is None"
+
+    def outcomes(self, state, action):
+        [(1.0, action, 0.0, True)]
+
+
 class OutcomeWithoutProbability(Wrong):
     says = "must be a list of (probability, next state, reward, over?)"
 

@@ -129,7 +129,7 @@ def test_after_a_lost_line_no_two_levels_are_compared(tmp_path, drawn):
 
 
 def test_a_run_that_was_evaluated_once_is_one_line(tmp_path):
-    with pytest.raises(envs.UserError, match="only once"):
+    with pytest.raises(envs.UserError, match="holds one evaluation only"):
         episode.episode(str(written(tmp_path, [sample(20, 0, 1.0)])))
 
 
