@@ -355,7 +355,6 @@ def test_readme_findings_are_those_of_the_ledger():
     assert "After a jump at 310, all answers are malformed (grey, from 311) and all returns equal" in section
     assert [row["updates"] for row in rows[310:]] == [16] + 10 * [0]
     assert "equal returns everywhere | - | trained on | no update; ten such iterations end a run" in (ROOT / "figures/DIFFERENCES.md").read_text()
-    assert min(row["reward_std"] for row in rows[200:311]) > 0.3
     assert all(float(cell.split()[0]) < 0.25 for line in (ROOT / "figures/critic.txt").read_text().splitlines()
                if " explained " in line for cell in re.findall(r"-?0\.\d+ (?=\[)", line)) and "Here it foresees little." in README
     assert min(row["success"] for row in rows[10:310]) > 0.97 and "By iteration 10 nearly all choose Engineer." in section
