@@ -352,8 +352,7 @@ def value_loss(value, old_value, ret):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2)
 
 
-def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step
-    """gradients: your own add_gradients (with PPO it trains the critic, too)."""
+def updates(batch, models, cfg, seed, gradients=None):  # -> statistics of each step. gradients: your own add_gradients
     steps = []
     shuffler = torch.Generator().manual_seed(seed)
     for _ in range(cfg.epochs):
@@ -668,7 +667,7 @@ def save(models, cfg):
 
 
 def restore(models, cfg):  # -> the log as it was when saved
-    with or_say(f"{cfg.resume}/checkpoint/trainer.pt is unusable (never saved: begin anew; damaged: try --model RUN)"):
+    with or_say(f"{cfg.resume}/checkpoint/trainer.pt is unusable (never saved: begin anew; else try --model RUN)"):
         state = torch.load(f"{cfg.resume}/checkpoint/trainer.pt", map_location="cpu", mmap=True)
         need(state["origin"] == cfg.origin, f"--resume keeps program, algo, seed: {state['origin']}, not {cfg.origin}")
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]  # --lr may be new
@@ -689,7 +688,7 @@ Share = Annotated[float, 0, 1]
 
 
 @dataclass
-class Config:  # None (but for play): set once, by model and starpo_s. NOTE: replace(cfg, model=...) keeps what was set
+class Config:  # Count: 1 or more. Share: 0 to 1. None: set once, by model and starpo_s (not play, success_rate)
     env: str = "frozenlake"  # world: bandit, sokoban, frozenlake (more: python envs.py), or your my_world.py:Class
     success_rate: Share = None  # lakes: chance of the intended move (None: the world's own, 0.8; paper: 1/3)
     model: str = "tiny"  # tiny (included), a run (with its settings), a folder, or a hub id
@@ -703,7 +702,7 @@ class Config:  # None (but for play): set once, by model and starpo_s. NOTE: rep
     max_new_tokens: Count = None  # tokens that the model may write in a turn (tiny: 40, others: 400)
     no_think: bool = False  # answer at once, without <think>...</think>
     temperature: Annotated[float, 1e-6, 1e15] = 1.0  # of the rollout; evaluation is at 0.5
-    starpo_s: bool = False  # StarPO-S: sets the next three where they are None
+    starpo_s: bool = False  # StarPO-S: sets the next three where they are None (`replace` keeps what was set)
     keep: Share = None  # share of groups to train on, widest spread of returns first (1; --starpo-s: 0.25)
     kl_coef: float = None  # KL penalty: reward lost by drifting from the first model (0.001; --starpo-s: 0)
     clip_high: Share = None  # the ratio is clipped above 1 + clip_high (0.2; --starpo-s: 0.28)
@@ -750,7 +749,8 @@ class Config:  # None (but for play): set once, by model and starpo_s. NOTE: rep
                  f"must be {'a number' if kind is float else 'a whole number'}, {least:g} to {most:g}")
         need(self.keep < 1 or not self.starpo_s, "keep 1 is no StarPO-S: give --keep 0.25 --kl-coef 0 --clip-high 0.28")
         need(not self.out.endswith("."), f"{self.out}: its name may not end in a dot (--out NAME, --resume ../RUN)")
-        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains, f"no algo {self.algo}: ppo, grpo, or run its script")
+        need(self.algo in BY_CRITIC | BY_GROUP or not self.trains,
+             f"no algo {self.algo}: {', '.join([*BY_CRITIC, *BY_GROUP])}, or run its script")
         need(self.adv_norm in ("std", "mean"), f"--adv-norm {self.adv_norm}: take std or mean")
         need(self.rollouts > 1 or self.algo not in BY_GROUP and self.keep == 1, "filter/GRPO need --rollouts 2 or more")
 

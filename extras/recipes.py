@@ -15,7 +15,7 @@ The ways in:
                              (BY_GROUP: equal within each group)
     train(cfg, learn=...)    another method. Another filter: hand rm.learn some of the groups, whole ones, in their order; or
                              write what mean_of_episodes does. A loss of whole episodes, or one that needs the whole batch:
-                             rm.learn(..., gradients=your_add_gradients) as in gspo; under PPO it trains the critic, too
+                             rm.learn(..., gradients=your_add_gradients) as in gspo; under PPO it must train the critic, too
     train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
                              traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
                              levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
@@ -95,7 +95,7 @@ def mean_of_episodes(cfg):
     NOTE: exact for one update an iteration. One of several is scaled by the mean length of all / of its own episodes."""
     def learn(trajs, models, cfg, seed):
         chosen, R = chosen_by(trajs, cfg)
-        if rm.nothing_to_compare(R, cfg):
+        if not chosen or rm.nothing_to_compare(R, cfg):
             return {}, []
         batch = rm.compute_advantages(chosen, R, models, cfg)
         tokens = batch["mask"].sum(1, keepdim=True)

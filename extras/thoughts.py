@@ -137,7 +137,7 @@ def train(cfg, pay):
         if cfg.resume:  # as the log says last
             _, paid = plots.load(cfg.resume).series("pay")
             rm.need(len(paid), f"{cfg.resume} was not trained by this program: ragen_mini.py goes on with it")
-            pay = float(paid[-1])  # a number of numpy's would make all rewards doubles
+            pay = float(paid[-1])  # a numpy number would make all rewards doubles
     rm.need(abs(pay) < 1e6, f"--pay {pay}: must be a number, -1e6 to 1e6")  # not nan or inf
     rm.need(not (pay and cfg.no_think), "--pay is for thoughts, and --no-think leaves none")
     Claims.pay = pay

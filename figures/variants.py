@@ -61,7 +61,7 @@ def only_won_groups(cfg):
     """GRPO on Sokoban: a group in which nobody won teaches nothing."""
     def learn(trajs, models, cfg, seed):
         chosen, R = recipes.chosen_by(trajs, cfg)
-        if rm.nothing_to_compare(R, cfg):
+        if not chosen or rm.nothing_to_compare(R, cfg):
             return {}, []
         won = R.max(dim=1, keepdim=True).values > WON
         batch = rm.compute_advantages(chosen, R * won, models, cfg)  # equal returns: no advantage

@@ -540,7 +540,7 @@ def test_wilson_interval_holds_its_rate(n):
 
 # ----------------------------------------------------------------------- seams; what only a GPU would show: autocast
 def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, monkeypatch):
-    with pytest.raises(envs.UserError, match="no algo mine: ppo, grpo, or run its script"):
+    with pytest.raises(envs.UserError, match="no algo mine: ppo, .*, or run its script"):
         rm.replace(cfg, algo="mine")
     assert rm.replace(cfg, algo="mine", play=3).algo == "mine", "who only looks needs no advantages"
     monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: 2 * R)

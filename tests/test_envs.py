@@ -467,14 +467,14 @@ def test_who_ignores_holes_or_plays_the_slips_of_the_evaluation():
             goal = lake.level["goal"]
 
             @functools.cache
-            def value(cell, left, choices):  # of four choices the best, or the walk in this order
+            def value(cell, left, how):  # of four how the best, or the walk in this order
                 if left == 0 or cell == goal:
                     return float(cell == goal)
-                actions = lake.actions if choices == 4 else [towards(cell, goal, choices)]
-                return max(after(cell, action, left, choices) for action in actions)
+                actions = lake.actions if how == 4 else [towards(cell, goal, how)]
+                return max(after(cell, action, left, how) for action in actions)
 
-            def after(cell, action, left, choices):
-                return sum(p * (won if over else value(new, left - 1, choices)) for p, new, won, over in lake.outcomes(cell, action))
+            def after(cell, action, left, how):
+                return sum(p * (won if over else value(new, left - 1, how)) for p, new, won, over in lake.outcomes(cell, action))
             expected += [value(lake.state, 10, order) for order in ((0, 1), (1, 0))]
             for left in range(10, 0, -1):
                 if not lake.over:

@@ -458,6 +458,7 @@ def test_what_the_page_says_of_fresh_seeds_and_of_other_models():
         back[method] = [seed for seed, run in runs.items() if came_back(run)]
     assert list(never.values()) == [[66, 71], [], [], [61, 72, 73, 74]]
     assert list(back.values()) == [[64, 72], [], [79], [70]]
+    assert "Of those that reached success 0.9 (20 runs each), these collapsed" in (ROOT / "README.md").read_text()
     assert "PPO's seeds 10, 66 and 71, GRPO's 1 and 4, *no KL*'s 4, the random quarter's 0, 1, 61 and 72 to 74, tiny-c's 0." in page
     never, back, of_winners = [], [], []
     for name in ("tiny-b", "tiny-c"):

@@ -480,7 +480,7 @@ MISTAKES = [  # what is given; what the user is told
     ("--clip-high 1.28", "0 to 1"),
     ("--starpo-s --rollouts 1", "--rollouts 2"),
     ("--algo grpo --rollouts 1", "--rollouts 2"),
-    ("--algo dpo", "no algo dpo: ppo, grpo, or run its script"),
+    ("--algo dpo", "no algo dpo: ppo, "),
     ("--adv-norm max", "--adv-norm max: take std or mean"),
     ("--device moon", "cannot load --model tiny on --device moon: no such model? damaged? not cpu, cuda?"),
     ("--model no/such-model", "We couldn't connect to 'https://huggingface.co'"),
