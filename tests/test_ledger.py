@@ -638,4 +638,11 @@ def test_what_is_said_of_the_critic_is_what_was_measured():
     explained, by_others = ([last[world, column].replace("-0.00", "0.00") for world in ("frozenlake", "sokoban", "bandit")]
                             for column in ("explained", "by_others"))
     assert "explain {} of the variance of the rewards to come on the gentle lake, {} on Sokoban, {} on the bandit.".format(*explained) in page
+    args = paper.parse(["claims"])
+    args.folder = ROOT / "figures/tiny"
+    unclipped, clipped = (np.array([ledger.mean(run, "eval sokoban") for run in paper.runs_of("sokoban", method, args)])
+                          for method in ("PPO, free critic", "PPO"))
+    low, high = ledger.interval([unclipped, clipped])
+    difference = unclipped.mean() - clipped.mean()
+    assert f"differs by {difference:.2f} [{low:.2f}, {high:.2f}] ({len(unclipped)} and {len(clipped)} seeds)" in page
     assert f"explains {by_others[0]} and {by_others[1]} of the returns' variance on lake and Sokoban" in page
