@@ -176,7 +176,7 @@ def test_readme_results_are_those_of_the_shipped_runs():
     assert {world for world, gain in passed.items() if gain > 0.1} == {"bandit"}
     assert "Only on the bandit" in README
     assert passed["sokoban"] < 0 < passed["gentle lake"] < 0.06
-    assert "On sokoban RL stays below *taught*." in README and "On the lake it about equals *taught*;" in README
+    assert "RL stays below *taught* on sokoban and about equals it on the lake" in README
 
 
 def test_tiny_is_as_large_as_readme_says():
@@ -256,7 +256,7 @@ def test_the_picture_of_readme_is_what_its_words_say():
     (y, x), (goal_y, goal_x) = (np.argwhere(np.array(rows) == symbol)[0] for symbol in "PG")
     assert (goal_y - y, goal_x - x) == (1, 1) and "it is 1 down and 2 right" in first["answer"]
     assert after["iteration"] == 30 and first["reward"] == 0 and second["reward"] == 1
-    assert "its first thought is wrong: the goal is 1 right, not 2." in README
+    assert "its first thought is wrong." in README
     assert first["answer"].count("Right") == 2 and x + 1 == len(rows[0]) - 1, "the second one runs into the edge"
 
 
@@ -329,8 +329,8 @@ def test_readme_findings_are_those_of_the_ledger():
         if name:
             _, early, late = ledger.lost_by_updates(won)
             table.append((name, early, late))
-            winners.append(len(won))
-            assert len(runs) == 20
+            winners.append(f"{len(won)} of {len(runs)}")
+            assert all(plots.peak_and_collapse(run)[1] is not None for run in runs if run not in won), "(The others collapsed, too.)"
             if name.startswith("random"):
                 assert ledger.lost_in_iterations(runs).startswith("7 of 20 ") and "(3 of 16; 7 of all 20)" in page
             assert int(re.search(r"\d+", name)[0]) == max(updates), name
@@ -339,14 +339,13 @@ def test_readme_findings_are_those_of_the_ledger():
             assert ledger.lost_in_iterations(won) == {16: late, 4: early}[max(updates)], "after 400 iterations each"
     (ppo, _, ppo_late), (s, s_early, s_late), (_, r_early, r_late) = table
     assert int(re.search(r"\d+", ppo)[0]) == 4 * int(re.search(r"\d+", s)[0]) == 16, "updates an iteration"
-    reached = f"Of 20 runs each, {winners[0]}, {winners[1]} and {winners[2]} reached success 0.9."
-    for said in ("(16 updates an iteration)", ": 4 an iteration.", "plays 2 groups instead of choosing 2 of 8.", reached):
+    for said in "(16 updates an iteration)", ": 4 an iteration.", "plays 2 groups instead of choosing 2 of 8.", "(The others collapsed, too.)":
         assert said in section
-    assert re.sub(" +", " ", section).count("\n after 400 iterations after 6,400 updates\n") == 1
-    for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, ppo_late), (s_early, s_late), (r_early, r_late)), strict=True):
-        assert tuple(re.split(" {2,}", row)) == counts
+    assert re.sub(" +", " ", section).count("\n winners after 400 iterations after 6,400 updates\n") == 1
+    for row, counts in zip(re.findall(r"^    (?:PPO|StarPO-S|control) {2,}(.*)", section, re.M), ((ppo_late, "the same"), (s_early, s_late), (r_early, r_late)), strict=True):
+        assert tuple(re.split(" {2,}", row)) == (winners.pop(0), *counts)
     assert "with two other cold starts 2 of 5 winning PPO runs are lost." in page
-    assert "(With two retrained versions of *tiny*, 2 of 5.)" in section
+    assert "with two retrained versions of *tiny*, only 2 of 5." in section
     for ours in (held[2], held[1]):
         low, high = ledger.interval([ours, held[0]])
         assert low < 0 < high and max(-low, high) > 1600

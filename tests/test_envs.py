@@ -483,7 +483,7 @@ def test_who_ignores_holes_or_plays_the_slips_of_the_evaluation():
         blind += (expected / 256).tolist()
         optimal.append(won / 256)
     assert blind == pytest.approx([0.65, 0.67, 0.34, 0.34], abs=0.005) and optimal == pytest.approx([0.91, 0.52], abs=0.005)
-    assert "walking straight, blind to holes, wins 0.67." in (ROOT / "README.md").read_text()
+    assert "(walking straight, blind to holes, wins 0.67)" in (ROOT / "README.md").read_text()
     assert "blind to holes, wins 0.65 or 0.67 (columns first) on the gentle lake, 0.34 on the paper's." in (ROOT / "tiny/README.md").read_text()
     page = (ROOT / "figures/DIFFERENCES.md").read_text()
     assert "optimal play wins 0.91 on the gentle lake, 0.52 on the paper's, not 0.89 and 0.47" in page

@@ -430,7 +430,7 @@ def test_what_the_page_says_of_the_usual_rate():
     assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
     assert all(run.config["lr"] == 4e-4 for run in runs)
     assert trap[0].config["lr"] == 5 * 4e-4
-    for said in "4e-4, none of ten runs collapses in 6,400 updates", "at five times that rate, most of those that win do.":
+    for said in "4e-4, none of ten runs collapses in 6,400 updates", "At five times that rate most winning runs collapse;":
         assert said in (ROOT / "README.md").read_text()
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
     assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
