@@ -225,7 +225,7 @@ def entropy_of(logp):  # (n,V) -> (n,)
 
 
 # ------------------------------------------------------ which episodes, and how good was each token
-def learn(trajs, models, cfg, seed, gradients=None):  # -> batch, statistics of its updates
+def learn(trajs, models, cfg, seed, gradients=None):  # gradients: see updates. -> batch, statistics of its updates
     R = returns(trajs, cfg)  # (P,N)
     kept = sorted(uncertainty_filter(R, cfg.keep).tolist())  # groups, in the order of `trajs`
     if not kept or nothing_to_compare(R[kept], cfg):  # a filter of your own may keep none
@@ -446,8 +446,8 @@ def on_grid(function, batch):  # -> (B,T-1): function(part) (n,), each number pu
 
 # ----------------------------------------------------------------------------- the loop, evaluation
 def train(cfg, models=None, learn=learn, watch=lambda *_: False, rollout=rollout):  # -> log rows, models
-    """Yours may be: learn, rollout (it evaluates, too), models' loss and optimizer, BY_GROUP, BY_CRITIC, the world.
-    `watch` sees each row before it is logged, may add columns, and stops with True. (rm.learn = mine: no effect.)"""
+    """Hand over what is your own: learn, rollout (it evaluates, too), models. Setting `rm.learn = mine` has no effect.
+    `watch` sees each row before it is logged, may add columns, and returns True to stop. (Row 0 has no trajs.)"""
     cfg = replace(cfg)  # a copy, for which __post_init__ has run again: settings changed by hand count
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)

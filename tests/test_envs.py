@@ -467,7 +467,7 @@ def test_who_ignores_holes_or_plays_the_slips_of_the_evaluation():
             goal = lake.level["goal"]
 
             @functools.cache
-            def value(cell, left, how):  # of four how the best, or the walk in this order
+            def value(cell, left, how):  # how: 4, the best of all moves; or the order of a walk's axes
                 if left == 0 or cell == goal:
                     return float(cell == goal)
                 actions = lake.actions if how == 4 else [towards(cell, goal, how)]
