@@ -1,7 +1,8 @@
-"""The worlds of RAGEN (arXiv 2504.20073, Sec. 3.1, App. B.1) as text: Bandit, Sokoban and FrozenLake.
+"""RAGEN's environments (arXiv 2504.20073, Sec. 3.1, App. B.1) as text: Bandit, Sokoban, FrozenLake.
 
-A world takes an action and answers with its next state and a reward. Its rules are one function, `outcomes`,
-which lists what can happen and how probable that is. `step` draws one of these outcomes.
+An environment takes an action, and answers with its next state and a reward. Its rules are one
+function, `outcomes`, which lists what can happen and how probable that is. `step` draws one of the
+outcomes.
 
     env.outcomes(state, action) -> [(probability, next state, reward, over?), ...]
     env = make("sokoban")
@@ -9,17 +10,17 @@ which lists what can happen and how probable that is. `step` draws one of these 
         # # # # # #
         # _ P _ _ #        P player, X box, O target (push the box there), # wall, _ floor
         # _ _ # _ #
-        # _ # # # #        env.state is ((1, 2), ((4, 2),)): the player's cell (row, column), then the boxes'
-        # _ X O # #        env.level is what stays fixed: floor and targets
+        # _ # # # #        env.state is ((1, 2), ((4, 2),)): the cells (row, column) of the player
+        # _ X O # #        and of the boxes. env.level is what stays fixed: floor and targets
         # # # # # #
     env.outcomes(env.state, "Down") -> [(1.0, ((2, 2), ((4, 2),)), -0.1, False)]
     obs, reward, terminated, truncated, info = env.step("Down")    # truncated: always False
 
-`seed` fixes the level. `seed` and `episode` (its number in the group) fix the dice: slips and pay-outs.
+The seed fixes the level. Seed and episode (its number in the group) together fix the dice, which
+decide about slips and pay-outs.
 
-    python envs.py      the success of random and of optimal play in every world, by number of actions
+    python envs.py      how often random and optimal play succeed in every environment
 """
-import contextlib
 import itertools
 import runpy
 import sys
@@ -29,10 +30,9 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from tqdm import tqdm
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-EVAL_SEEDS = range(256)  # these seeds draw levels for evaluation, all others for training (see find_level)
+EVAL_SEEDS = range(256)  # these seeds draw held-out levels, all others draw training levels
 
 
 def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)
@@ -40,30 +40,34 @@ def shift(cell, move, times=1):  # shift((2, 2), "Up") -> (1, 2)
     return cell[0] + times * down, cell[1] + times * right
 
 
-def picture(size, symbols, elsewhere):  # a square; symbols: {cell: symbol}
+def draw_grid(size, symbols, elsewhere):  # symbols: {cell: symbol} -> text, a square
     rows = [[symbols.get((row, col), elsewhere) for col in range(size)] for row in range(size)]
     return "\n".join(" ".join(row) for row in rows)
 
 
-# ---------------------------------------------------------------------------- what the worlds share
+# ---------------------------------------------------------------------- what the environments share
 class Env:
-    """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes. A world defines:
-        draw(rng, *draw_args)       -> (level, initial state), or None if it failed: find_level tries again.
-                                       A staticmethod, as find_level caches by these arguments
-        outcomes(state, action)     -> [(probability, next state, reward, over?), ...], the intended next state first
+    """`reset` sets self.level, which stays fixed, and self.state (hashable), which changes.
+
+    An environment of your own defines these four, and the attributes below:
+        draw(rng, *draw_args)       -> (level, initial state), or None if it failed: then find_level
+                                       tries again. A staticmethod, so that levels can be cached
+        outcomes(state, action)     -> [(probability, next state, reward, over?), ...],
+                                       of which the first leads to the intended next state
         won(state)                  -> True or False
-        render()                    -> self.state as text"""
+        render()                    -> self.state as text
+    """
     instruction = ""  # the task in words
     actions = ()      # the words that `step` takes
     draw_args = ()    # what `draw` gets besides rng
-    split = True      # hold out a quarter of all levels for evaluation; False: in a world of few levels
+    split = True      # is a quarter of the levels held out for evaluation? Not if there are few
     over = True       # so that `step` fails before `reset`
 
     def reset(self, seed, options=None):  # -> observation, info: as in Gymnasium
         assert not isinstance(self.actions, str), "actions must be a tuple, such as ('Push',)"
         episode = (options or {}).get("episode", 0)
         self.level, self.state = find_level(type(self), self.draw_args, seed)
-        self.dice = np.random.default_rng([seed, episode, 1])  # the 1 makes it differ from find_level's
+        self.dice = np.random.default_rng([seed, episode, 1])  # 1: other numbers than find_level's
         self.over = False
         return self.render(), {"success": False}
 
@@ -73,31 +77,38 @@ class Env:
         outcomes = self.outcomes(self.state, action)
         chosen = self.dice.choice(len(outcomes), p=[chance for chance, _, _, _ in outcomes])
         _, self.state, reward, over = outcomes[chosen]
-        self.over = bool(over)  # JSON does not take NumPy's
-        return self.render(), float(reward), self.over, False, {"success": bool(self.won(self.state))}
-
-    def bonus(self, turn):  # turn: see take_turn in ragen_mini.py. Called before the answer's actions are run
-        """Extra reward for what an answer *says*. It is trained on, but the model is not told of it."""
-        return 0.0
+        self.over = bool(over)  # JSON cannot store NumPy's bool
+        info = {"success": bool(self.won(self.state))}
+        return self.render(), float(reward), self.over, False, info
 
 
-@lru_cache(maxsize=8192)  # all episodes of a group ask for one level, all evaluations for the same levels
-def find_level(world, draw_args, seed):  # -> level, initial state
-    """The level of a seed (cached: do not change it). Seeds may draw the same, but a level of an evaluation is
-    never trained on: its hash says which side may draw it. (The same map with another start is another level.)"""
+@lru_cache(maxsize=8192)  # a group's episodes ask for the same level, and so do all evaluations
+def find_level(env_class, draw_args, seed):  # -> level, initial state
+    """The level of a seed. Two seeds may draw the same one, but no held-out level is trained on.
+
+    A level's hash decides whether it is held out. (The same map with another start is another
+    level.) What is returned is cached, so do not change it.
+    """
     for attempt in range(1000):
-        drawn = world.draw(np.random.default_rng([seed, attempt]), *draw_args)
-        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # Python's `hash` differs between processes
-        if drawn is not None and (not world.split or held_out == (seed in EVAL_SEEDS)):
+        drawn = env_class.draw(np.random.default_rng([seed, attempt]), *draw_args)
+        if drawn is None:
+            continue
+        held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # `hash` differs between processes
+        if not env_class.split or held_out == (seed in EVAL_SEEDS):
             return drawn
-    raise UserError(f"{world.__name__}: no level. If there are few: split = False. Else draw returns too many None")
+    raise ValueError(f"{env_class.__name__} gave no level in 1000 attempts. If it has only a few "
+                     f"levels, none can be held out: set split = False. If not, see why its draw "
+                     f"returns None so often.")
 
 
 # ------------------------------------------------------------------------------------------- bandit
 class Bandit(Env):
-    """Pull one of two arms, once. Their names hint at which is which. The sure arm always pays 0.15. The
-    risky one pays 1 with probability 0.25, else 0: more on average. Success is pulling it, paid or not.
-    Level: the order of the names. State: None before the pull, then the name of the arm that was pulled."""
+    """Pull one of two arms, once. Their names hint at which is which.
+
+    The sure arm always pays 0.15. The risky arm pays 1 with probability 0.25, else 0, which is more
+    on average. Pulling the risky arm counts as success, whether it pays or not.
+    Level: the order of the names. State: the name of the arm that was pulled; None before that.
+    """
     split = False  # there are only two levels: nothing is held out
 
     def __init__(self, sure="Teacher", risky="Engineer"):
@@ -105,8 +116,9 @@ class Bandit(Env):
         self.risky = risky
         self.actions = self.draw_args = (sure, risky)
         self.instruction = (
-            "You are playing a bandit game with two arms. The name of an arm hints at its rewards: one pays "
-            "a small sure reward, the other is risky but pays more on average. Answer with the arm to pull.")
+            "You are playing a bandit game with two arms. The name of an arm hints at its rewards: "
+            "one pays a small sure reward, the other is risky but pays more on average. Answer "
+            "with the arm to pull.")
 
     @staticmethod
     def draw(rng, sure, risky):
@@ -129,18 +141,23 @@ class Bandit(Env):
 
 # -------------------------------------------------------------------------------------- frozen lake
 class FrozenLake(Env):
-    """Walk over ice to the goal: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal. State:
-    your cell. A move goes as intended with probability `success_rate` (paper: 1/3). The two perpendicular
-    moves share the rest. The goal pays 1. The goal and the holes end the episode."""
-    actions = ("Left", "Down", "Right", "Up")  # a circle: both neighbours of a move are perpendicular to it
+    """Walk over ice to the goal. The goal pays 1; the goal and the holes end the episode.
 
-    def __init__(self, size=4, frozen=0.8, success_rate=0.8):  # frozen: the chance that a cell is ice
+    A move goes as intended with probability `success_rate` (paper: 1/3). Otherwise you slip to one
+    of the two sides. State: your cell.
+    Symbols: P you, _ ice, O hole, G goal, X you in a hole, √ you at the goal.
+    """
+    # In the order of a circle: the two neighbours of a move are the ways in which it may slip.
+    actions = ("Left", "Down", "Right", "Up")
+
+    def __init__(self, size=4, frozen=0.8, success_rate=0.8):  # frozen: chance that a cell is ice
         self.size = size
         self.draw_args = (size, frozen)
         self.success_rate = success_rate
         self.instruction = (
-            "You are solving a FrozenLake puzzle. Go to the goal, avoid the holes. Ice is slippery: you may "
-            "move sideways instead. Symbols: P you, _ ice, O hole, G goal. Actions: Left, Down, Right, Up.")
+            "You are solving a FrozenLake puzzle. Go to the goal, avoid the holes. Ice is "
+            "slippery: you may move sideways instead. Symbols: P you, _ ice, O hole, G goal. "
+            "Actions: Left, Down, Right, Up.")
 
     @staticmethod
     def draw(rng, size, frozen):
@@ -150,7 +167,7 @@ class FrozenLake(Env):
         start, goal = (cells[place] for place in places)
         holes = {cell for cell in cells if melted[cell]} - {start, goal}
         reached = [start]
-        for cell in reached:  # the list grows while we walk along it: a flood
+        for cell in reached:  # a flood: the list grows while we walk along it
             for move in MOVES:
                 new = shift(cell, move)
                 if new in cells and new not in holes and new not in reached:
@@ -166,7 +183,7 @@ class FrozenLake(Env):
         outcomes = []
         for chance, rotation in ((self.success_rate, 0), (slip, -1), (slip, 1)):
             row, col = shift(state, self.actions[(intended + rotation) % 4])
-            cell = min(max(row, 0), last), min(max(col, 0), last)  # at the edge you stay where you are
+            cell = min(max(row, 0), last), min(max(col, 0), last)  # nobody leaves the lake
             won = self.won(cell)
             outcomes.append((chance, cell, float(won), won or cell in self.level["holes"]))
         return outcomes
@@ -178,14 +195,18 @@ class FrozenLake(Env):
         grid = dict.fromkeys(self.level["holes"], "O") | {self.level["goal"]: "G"}
         under_you = grid.get(self.state)
         grid[self.state] = {None: "P", "O": "X", "G": "√"}[under_you]
-        return picture(self.size, grid, "_")
+        return draw_grid(self.size, grid, "_")
 
 
 # ------------------------------------------------------------------------------------------ sokoban
 class Sokoban(Env):
-    """Push boxes onto targets: # wall, _ floor, O target, X box, √ box on target, P you, S you on target.
-    State: (player, boxes), the boxes sorted. Rewards: -0.1 for every action, +1 when a box is pushed onto a
-    target, -1 when it is pushed off, +10 when all are on. One box, solved in n actions, pays 11 - 0.1 n."""
+    """Push all boxes onto targets.
+
+    Rewards: -0.1 for every action, +1 when a box is pushed onto a target, -1 when it is pushed off,
+    +10 when all are on. So a level of one box, solved in n actions, pays 11 - 0.1 n.
+    State: (player, boxes), the boxes sorted.
+    Symbols: # wall, _ floor, O target, X box, √ box on target, P you, S you on a target.
+    """
     actions = tuple(MOVES)
 
     def __init__(self, size=6, boxes=1, symbols="#_OX√PS"):
@@ -193,19 +214,23 @@ class Sokoban(Env):
         self.draw_args = (size, boxes)
         self.symbols = symbols
         self.instruction = (
-            "You are solving a Sokoban puzzle. Push every box onto a target by walking into it; it cannot be "
-            "pulled. Symbols: {} wall, {} floor, {} target, {} box, {} box on target, {} you, {} you on "
-            "target. Actions: Up, Down, Left, Right.").format(*symbols)
+            "You are solving a Sokoban puzzle. Push every box onto a target by walking into it; it "
+            "cannot be pulled. Symbols: {} wall, {} floor, {} target, {} box, {} box on target, "
+            "{} you, {} you on target. Actions: Up, Down, Left, Right.").format(*symbols)
 
     @staticmethod
     def draw(rng, size, boxes):
-        """Carve a room, put boxes on the targets, play *backwards*: so it can be solved. Layer k holds all
-        states that need k actions, not fewer. In a corridor of four cells with the target at its right end:
+        """Carve a room, put boxes on the targets, and play *backwards*, so that it can be solved.
+
+        Layer k holds all states that need k actions, not fewer. For example, in a corridor of four
+        cells with the target at its right end:
             layer 0    P _ _ √    _ P _ √    _ _ P √      solved
             layer 1    _ P X O
             layer 2    P _ X O    P X _ O
-        k (one box: 1 to 8, two: 4 to 16) and a state of layer k are drawn. If it has none, find_level tries again."""
-        floor = sorted(carve(rng, size))  # a set has no order, and a seed must always give the same level
+        We draw k (1 to 8 with one box, 4 to 16 with two), then a state of layer k. If this room has
+        no such state, find_level tries again.
+        """
+        floor = sorted(carve(rng, size))  # sorted, so that a seed always gives the same level
         if len(floor) <= 3 * boxes:  # hardly any room to push
             return None
         places = rng.choice(len(floor), boxes, replace=False)
@@ -218,7 +243,7 @@ class Sokoban(Env):
             one_more = {before for state in layer for before in undo(state, floor)}
             layer = sorted(one_more - visited)  # without those that need fewer
             visited.update(layer)
-        if not layer:  # this room has no state that needs so many
+        if not layer:
             return None
         return {"floor": tuple(floor), "targets": targets}, layer[rng.integers(len(layer))]
 
@@ -248,11 +273,14 @@ class Sokoban(Env):
         on_target = {floor: target, box: box_on_target, you: you_on_target}
         for cell in self.level["targets"]:
             grid[cell] = on_target[grid[cell]]
-        return picture(self.size, grid, wall)
+        return draw_grid(self.size, grid, wall)
 
 
 def carve(rng, size):  # -> set of cells
-    """A random walk inside the walls, and neighbours of its cells (length and turns are gym-sokoban's)."""
+    """A random walk inside the walls, and neighbours of its cells.
+
+    Its length and its chance of a turn are those of gym-sokoban.
+    """
     inside = set(itertools.product(range(1, size - 1), repeat=2))
     cell = tuple(rng.integers(1, size - 1, 2).tolist())
     moves = list(MOVES)
@@ -268,10 +296,13 @@ def carve(rng, size):  # -> set of cells
     return floor
 
 
-def undo(state, floor):  # yields all other states from which one action leads to `state`
-    """now                                          _ P X
+def undo(state, floor):
+    """Yields all other states from which one action leads to `state`.
+
+    now                                          _ P X
     before, if the player walked right           P _ X
-    before, if it walked right and pushed a box  P X _ """
+    before, if it walked right and pushed a box  P X _
+    """
     player, boxes = state
     for action in MOVES:
         back, ahead = shift(player, action, -1), shift(player, action)
@@ -282,17 +313,18 @@ def undo(state, floor):  # yields all other states from which one action leads t
 
 
 # -------------------------------------------------------------- yardsticks: random and optimal play
-def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and optimal play in 0, 1, ... actions
-    """Exact, by recursion, because all probabilities are known:
-        value(state, 0)    = 1 if won(state), else 0
-        value(state, left) = the mean (random play) or the maximum (optimal play) over all actions of
-                             the mean over outcomes of value(next state, 0 if over, else left - 1)
-    The room at the top, 10 actions: 0.04, 1.00. NOTE: optimal play looks after every action, a model once a turn."""
+def yardsticks(env, horizon):  # -> (2, horizon + 1)
+    """The chance that random play and optimal play succeed within 0, 1, ..., horizon actions.
+
+    Both are exact, because all probabilities are known. Looking one action ahead, random play gets
+    the mean over all actions of what each is worth, optimal play the maximum.
+    For the room at the top and 10 actions these are 0.04 and 1.00.
+    NOTE: optimal play looks at the state after every action, a model only once a turn.
+    """
     outcomes = cache(env.outcomes)  # many paths lead to the same state
 
     @cache
-    def value(state, left, combine):  # chance of success with `left` actions left
-        need(value.cache_info().currsize < 10 ** 6, "too many states: lower --max-actions, or --eval-every 0")
+    def value(state, left, combine):  # the chance of success with `left` actions left
         if left == 0:
             return float(env.won(state))
         by_action = []
@@ -302,12 +334,16 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1): success of random and opti
                 mean += p * value(new, 0 if over else left - 1, combine)
             by_action.append(mean)
         return combine(by_action)
-    return np.array([[value(env.state, left, combine) for left in range(horizon + 1)] for combine in (fmean, max)])
+
+    random = [value(env.state, left, fmean) for left in range(horizon + 1)]
+    optimal = [value(env.state, left, max) for left in range(horizon + 1)]
+    return np.array([random, optimal])
 
 
 @lru_cache
 def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=None):  # -> (2, horizon + 1)
-    need(horizon <= 200, f"random and optimal play: 200 actions at most, not {horizon}: lower --max-actions")
+    if horizon > 200:  # the recursion goes so deep
+        raise ValueError(f"Optimal play is known for 200 actions at most, not for {horizon}.")
     env = make(name, success_rate)
     curves = []
     for seed in seeds:
@@ -316,22 +352,9 @@ def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=None):  # -> (
     return np.mean(curves, axis=0)
 
 
-def interval(p, n, z=1.96):  # -> low, high: Wilson's 95% interval of a share p (or several) of n episodes
-    shrink = 1 + z * z / n
-    center = (p + z * z / (2 * n)) / shrink
-    half = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
-    return np.minimum(p, center - half), np.maximum(p, center + half)  # despite rounding, p is inside
-
-
-def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
-    if n == 1:
-        return "won" if p else "not won"
-    low, high = interval(p, n)
-    return f"{p:.2f} [{low:.2f}, {high:.2f}]"
-
-
-# ---------------------------------------------------------------------------------- names of worlds
-ENVS = {  # does skill carry over to a variant? --model RUN --env bandit_test --eval-only
+# ----------------------------------------------------------------------------- environments by name
+# Does skill carry over to a variant? python ragen_mini.py --model RUN --env bandit_test --eval-only
+ENVS = {
     "bandit": Bandit,
     "bandit_test": partial(Bandit, sure="Librarian", risky="Trader"),
     "bandit_rev": partial(Bandit, sure="Trader", risky="Librarian"),  # the names mislead
@@ -342,67 +365,48 @@ ENVS = {  # does skill carry over to a variant? --model RUN --env bandit_test --
 }
 
 
-def make(name, success_rate=None):  # -> Env; success_rate: for lakes (None: the world's own)
-    env = find_world(name)()
+def make(name, success_rate=None):  # -> Env
+    """name: a key of ENVS, or FILE.py:CLASS, or the class itself.
+
+    success_rate is for lakes. If it is None, they keep their own.
+    """
+    env = find_class(name)()
     if success_rate is not None and hasattr(env, "success_rate"):
         env.success_rate = success_rate
     return env
 
 
-def find_world(name):  # name: a key of ENVS, file.py:Class (runs the file), or a class -> class or partial
+def find_class(name):
     if isinstance(name, type):
         return name
     if name in ENVS:
         return ENVS[name]
-    file, _, class_name = str(name).rpartition(":")
-    need(Path(file).is_file(), f"no world {name}: choose {', '.join(ENVS)}, "
-                               f"or FILE.py:CLASS, an existing file and its class (see tests/my_world.py)")
+    file, _, class_name = name.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"{name} is no environment. Choose one of {', '.join(ENVS)}, or give "
+                         f"FILE.py:CLASS for one of your own.")
     defined = run_file(file)
-    need(callable(defined.get(class_name)), f"{name}: {file} does not define {class_name} (a class)")
+    if class_name not in defined:
+        raise ValueError(f"{file} does not define a class {class_name}.")
     return defined[class_name]
 
 
-@lru_cache  # running a file twice would define two different classes
-def run_file(file):  # -> what it defines
-    if Path(file).resolve() == Path(sys.argv[0]).resolve():  # the world is in the script that is running
+@lru_cache  # running a file twice would define two classes of the same name
+def run_file(file):  # -> what it defines: {name: object}
+    if Path(file).resolve() == Path(sys.argv[0]).resolve():  # the script that is running
         return vars(sys.modules["__main__"])
     sys.path.append(str(Path(file).parent))  # it may import its neighbours
     return runpy.run_path(file)
 
 
-def title(name):  # "worlds/my_world.py:Guess" or the class Guess -> "Guess"
+def title(name):  # -> "Guess" of "folder/my_world.py:Guess" or of the class Guess
     return getattr(name, "__name__", str(name)).rpartition(":")[2]
-
-
-# ------------------------------------------------------------------------------ what users are told
-class UserError(SystemExit):
-    """A user's mistake: ends the program with this message. (No Exception: `or_say` lets it pass, and a sweep of
-    many runs that is to survive it says `except UserError`.)"""
-
-
-def need(condition, message):
-    if not condition:
-        raise UserError(message)
-
-
-def tell(text):  # above the progress bar
-    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends both programs of `ragen_mini.py | tee log`
-        tqdm.write(text)
-
-
-@contextlib.contextmanager
-def or_say(advice):  # turns any exception of a library into our advice, followed by the reason
-    try:
-        yield
-    except Exception as error:
-        if sys.flags.dev_mode or "OutOfMemory" in repr(error):  # memory errors (-X dev: all) pass unchanged
-            raise
-        raise UserError(f"{advice} ({error!r:.200}; python -X dev shows more)") from error
 
 
 if __name__ == "__main__":
     budgets = (1, 2, 5, 10, 15)
-    print(f"Success in % on {len(EVAL_SEEDS)} evaluation levels, random / optimal, by number of actions")
+    print(f"Success in % on {len(EVAL_SEEDS)} held-out levels, random / optimal, "
+          f"by number of actions")
     print(f"{'actions:':18}" + "".join(f"{budget:>13}" for budget in budgets))
     for name in ENVS:
         random, best = 100 * mean_yardsticks(name, max(budgets))

@@ -1,128 +1,112 @@
-"""What one sees of a run: its log, a verdict (is it dead? did it collapse?), pictures.
+"""Pictures of runs. This file reads what runs have logged, and draws it.
 
-    python plots.py curves RUN                         a dashboard of one run: RUN/curves.png
-    python plots.py curves RUN RUN ... --out both.png  several runs in one
-    python plots.py collapse RUN                       six signals, peak and collapse marked: RUN/collapse.png
+    python plots.py curves RUN ...      a dashboard of everything that was logged
+    python plots.py collapse RUN ...    six signals, with the peak and the collapse of each run
+    python plots.py online-k RUN ...    success against the number of updates, a curve for each k
+
+Each of them draws one or several runs. The picture of one run goes to its folder, that of several
+to the current folder, and either goes to --out FILE if that is given.
 """
 import argparse
-import fnmatch
+import contextlib
 import json
-import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
-import matplotlib.style
 import numpy as np
-from matplotlib.figure import Figure
 
 import envs
-from envs import need, or_say
 
-TITLES = {  # a column of log.jsonl (a metric): the title of its panel; below it, what is good, bad or usual
-    "success": "success (training)\nshould rise; collapse: below half for long",
-    "reward": "mean return (training)\nshould rise; an invalid turn costs 0.1",
-    "valid": "share of valid turns\ngood: 1; invalid turns run no action",
-    "reward_std": "in-group return std\nbad: 0 (equal returns in each group)",
+# The title of a column's panel, and below it what to expect.
+TITLES = {
+    "success": "success (training)\nshould rise and stay",
+    "reward": "mean return (training)\nshould rise",
+    "valid": "share of valid turns\nshould be near 1",
+    "reward_std": "std of returns within a group\nat 0 nothing can be learned",
     "kl": "KL: log pi_old - log pi_ref\nrises as it leaves the first model",
-    "grad_norm": "mean gradient norm of the updates\nnear 0: it is sure, or stuck",
-    "grad_norm_max": "largest gradient norm\nbeware of jumps (updates cut it to 1)",
+    "grad_norm": "mean gradient norm\nsmall: the model is sure, or stuck",
+    "grad_norm_max": "largest gradient norm\nwatch for jumps (they are cut to 1)",
     "entropy": "entropy per token\nfalls as the model decides",
-    "distinct": "different thoughts / thoughts\nfalls as it learns; near 0: all alike",
-    "think_length": "words per thought\nnear 0: thoughts are empty",
-    "response_length": "tokens per episode\nfewer: shorter answers or fewer turns",
+    "distinct": "different thoughts / thoughts\nnear 0 all thoughts are the same",
+    "think_length": "words per thought\nnear 0 thoughts are empty",
+    "response_length": "tokens per episode\nshorter answers, or fewer turns",
 }
-QUESTIONS = {  # each is a row of the dashboard: a panel for each of its metrics that was logged
-    "Look here first: does it win?": ("eval *", "success", "reward", "valid"),  # eval *: success in evaluations
+# The dashboard has a row for each question, with a panel for each of its columns that was logged.
+# "eval" stands for success on held-out levels: "eval sokoban", ...
+QUESTIONS = {
+    "Look here first: does it win?": ("eval", "success", "reward", "valid"),
     "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
     "What does it write?": ("entropy", "distinct", "think_length", "response_length")}
-SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")  # in `collapse`
-STYLE = ["petroff10", {  # petroff10: colours that all readers tell apart
-    "axes.grid": True, "grid.alpha": 0.25, "legend.fontsize": 8, "axes.titlesize": 9.5, "font.size": 9.5,
-    "lines.markersize": 3, "axes.formatter.min_exponent": 4, "savefig.dpi": 90, "figure.constrained_layout.use": True}]
+SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")
+STYLE = ["petroff10", {  # petroff10: ten colours that all readers can tell apart
+    "axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 9.5, "axes.formatter.min_exponent": 4,
+    "font.size": 9.5, "legend.fontsize": 8, "lines.markersize": 3, "savefig.dpi": 90,
+    "figure.constrained_layout.use": True}]
 
 
-# -------------------------------------------------------------- what a run logs, and how it is read
-def log_columns(trajs, R, learned):  # R: returns (P,N). learned: what `learn` returned for each slice
-    turns = [turn for traj in trajs for turn in traj.turns]
-    thoughts = list(map(thought_of, turns))
-    tokens = sum(turn["tokens"] for turn in turns)
-    row = {
-        "reward": R.mean(),  # mean return, in the paper's figures "reward"
-        "reward_std": R.std(1, correction=0).mean(),  # the mean of all groups' U (eq. 7)
-        "success": fmean(traj.success for traj in trajs),
-        "entropy": sum(traj.entropy for traj in trajs) / tokens,
-        "response_length": tokens / len(trajs),
-        "think_length": fmean(len(thought.split()) for thought in thoughts),
-        "distinct": len(set(thoughts)) / len(thoughts),
-        "valid": fmean(turn["valid"] for turn in turns),
-        "turns": len(turns) / len(trajs),
-    }
-    steps, kl = [], []
-    for batch, of_updates in learned:  # ({}, []) if there was no update
-        steps += of_updates
-        if "kl" in batch:  # of the kept groups; not with --kl-coef 0
-            kl.append(batch["kl"][batch["mask"]].mean().item())
-    if steps:
-        for name in steps[0]:  # policy_loss, clip_fraction, grad_norm, ...
-            row[name] = fmean(step[name] for step in steps)
-        row["grad_norm_max"] = max(step["grad_norm"] for step in steps)  # a spike of one step in many
-    if kl:
-        row["kl"] = fmean(kl)
-    row = {name: round(float(x), 6) for name, x in row.items()}
-    return row | {"updates": len(steps), "tokens": tokens}  # these stay integers
-
-
-def thought_of(turn):  # -> text; without </think>, all the rest of the answer; --no-think: ""
-    return re.match("(<think>(.*?)(</think>|$))?", turn["answer"], re.S)[2] or ""
-
-
-def add_lines(folder, name, dicts):  # to a file of the run, a line each
-    with open(Path(folder, name), "a") as file:
-        for x in dicts:
-            file.write(json.dumps(x, default=float) + "\n")  # tensors and NumPy's numbers become floats
-
-
+# ----------------------------------------------------------------------------------- reading a log
 @dataclass
 class Run:
     config: dict  # config.json
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
-    def __post_init__(self):  # in a row, "eval": {"sokoban": 0.4} becomes a column "eval sokoban"
-        self.yardsticks = {}  # {world: [random, optimal]}
+    def __post_init__(self):
+        """"eval": {"sokoban": 0.4} becomes a column "eval sokoban"."""
+        self.yardsticks = {}  # {environment: [success of random play, of optimal play]}
         for row in self.rows:
-            for world, success in row.get("eval", {}).items():
-                row[f"eval {world}"] = success
+            for env, success in row.get("eval", {}).items():
+                row[f"eval {env}"] = success
             self.yardsticks |= row.get("yardsticks", {})
 
-    def series(self, metric):  # -> iterations, values: of the rows that have it
-        rows = [row for row in self.rows if row.get(metric) is not None]
-        values = np.array([row[metric] for row in rows], float)
+    def series(self, column):  # -> iterations, values; of the rows that have it
+        rows = [row for row in self.rows if row.get(column) is not None]
+        values = np.array([row[column] for row in rows], float)
         return np.array([row["iteration"] for row in rows]), values
 
 
 def load(folder):  # -> Run
-    with or_say(f"{folder} is not the folder of a run, or its config.json or log.jsonl is damaged"):
-        lines = Path(folder, "log.jsonl").read_text().split("\n")[:-1]  # after the last \n it may be unfinished
-        return Run(json.loads(Path(folder, "config.json").read_text()), list(map(json.loads, lines)))
+    try:
+        config = json.loads(Path(folder, "config.json").read_text())
+        lines = Path(folder, "log.jsonl").read_text().split("\n")
+        rows = [json.loads(line) for line in lines[:-1]]  # the last line may be unfinished
+        envs.title(config["env"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is not the folder of a run, or its config.json or log.jsonl is "
+                         f"damaged ({type(error).__name__}: {error}).") from error
+    return Run(config, rows)
 
 
-# -------------------------------------------------------------------------- is it dead? did it collapse?
-WINDOW = 5  # The peak is the highest mean of this many iterations: one lucky rollout is no peak.
-COLLAPSED_FOR = 10  # So many iterations in a row below half of the peak are no mere dip. (is_dead: without update)
+def interval(p, n, z=1.96):  # -> low, high
+    """Wilson's 95% interval of a share p (or of an array of shares) that was seen in n episodes."""
+    shrink = 1 + z * z / n
+    center = (p + z * z / (2 * n)) / shrink
+    half = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    # Rounding must not leave p outside.
+    return np.minimum(p, center - half), np.maximum(p, center + half)
 
 
-def is_dead(rows):  # asked by `train` after each iteration: ten without an update end the run
-    return all(row.get("updates") == 0 for row in rows[-COLLAPSED_FOR:])  # row 0 has no "updates": ten are needed
+def with_interval(p, n):  # 0.7, 256 -> "0.70 [0.64, 0.75]"
+    low, high = interval(p, n)
+    return f"{p:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def peak_and_collapse(run):  # -> their iterations: the first peak, even if it is low; the collapse, or None
+# The peak of a run is the highest mean of this many iterations, since one lucky rollout is no peak.
+WINDOW = 5
+# It has collapsed where this many iterations in a row are below half of the peak. Fewer are a dip.
+COLLAPSED_FOR = 10
+
+
+def peak_and_collapse(run):  # -> iteration of the peak, iteration of the collapse or None
     """An example with WINDOW = 2 and COLLAPSED_FOR = 3:
         iteration      1    2    3    4    5    6    7    8
         success        0.2  0.9  1.0  1.0  0.6  0.1  0.0  0.0
         mean of two    .55  .95  1.0  0.8  .35  .05  0.0
-    The peak is at 3, where the window with the highest mean, 1.0, begins. The collapse is at 6: there and in
-    the next two iterations success itself (not its mean) is below half of 1.0. Later it may recover."""
+    The peak is at 3, where the window with the highest mean, 1.0, begins. The collapse is at 6:
+    there and in the next two iterations success itself (not its mean) is below half of 1.0.
+    If several windows share the highest mean, the first one is the peak. After a collapse success
+    may recover.
+    """
     iterations, success = run.series("success")
     width = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(width) / width, "valid")  # [i]: of success[i:i + width]
@@ -134,109 +118,263 @@ def peak_and_collapse(run):  # -> their iterations: the first peak, even if it i
     return iterations[peak], None
 
 
-# ----------------------------------------------------------------------------------------- pictures
-def curves(*folders, out=None):  # -> path of the picture
-    need(out or len(folders) == 1, "several runs in one picture: name it, such as --out both.png")
-    out = out or Path(folders[0], "curves.png")
-    need(Path(out).suffix, f"--out {out} does not say which kind of picture: such as --out {out}.png")
-    return dashboard({str(folder): load(folder) for folder in folders}, out)
+# ------------------------------------------------------------------------ what all pictures share
+@contextlib.contextmanager
+def picture(out, width, height):  # -> a figure, which is saved at the end of `with`
+    """matplotlib is imported here, so that training need not wait for it."""
+    import matplotlib.style
+    from matplotlib.figure import Figure  # it needs no display, unlike pyplot
+    with matplotlib.style.context(STYLE):
+        fig = Figure(figsize=(width, height))
+        yield fig
+        fig.savefig(out)
 
 
-@matplotlib.style.context(STYLE)  # as a decorator: everything inside is drawn in this style
-def dashboard(runs, out, questions=QUESTIONS):  # runs: {label: Run} -> out (a file, or a buffer)
-    logged = {}  # all their columns
+def line_style(number):  # of a run -> keywords for `plot`: ten colours, then dashed, then dotted
+    return {"color": f"C{number % 10}", "ls": ("-", "--", ":")[number // 10 % 3]}
+
+
+def draw_training(ax, runs, column):  # lines bridge iterations without the column
+    for number, (label, run) in enumerate(runs.items()):
+        iterations, values = run.series(column)
+        style = line_style(number)
+        ax.plot(iterations, values, lw=0.7, marker=".", **style)
+        ax.plot(iterations, running_median(values), lw=2, label=label, **style)
+    finish_panel(ax, TITLES.get(column, column), log=column.startswith("grad_norm"))
+
+
+def running_median(y):  # (n,) -> (n,)
+    """The median of each value and its neighbours. It drops single spikes, but a fall stays steep.
+
+    It takes two neighbours on each side, or n / 40 in long runs, and fewer at the ends.
+    """
+    medians = []
+    for i in range(len(y)):
+        wanted = max(2, len(y) // 40)
+        reach = min(wanted, i, len(y) - 1 - i)
+        medians.append(np.median(y[i - reach:i + reach + 1]))
+    return medians
+
+
+def draw_evaluations(ax, runs, column):
+    env = column.removeprefix("eval ")
+    for number, (label, run) in enumerate(runs.items()):
+        iterations, success = run.series(column)
+        style = line_style(number)
+        ax.plot(iterations, success, marker="o", label=label, **style)
+        low, high = interval(success, run.config["eval_prompts"])
+        ax.fill_between(iterations, low, high, color=style["color"], alpha=0.15, lw=0)
+    draw_yardsticks(ax, runs, env)
+    finish_panel(ax, f"success, {env}\non held-out levels, 95% interval")
+
+
+def draw_yardsticks(ax, runs, env):
+    """Dotted lines at the success of random and of optimal play. Runs may share them."""
+    lines = set()
     for run in runs.values():
-        for row in run.rows:
-            logged |= row
-    panels = {}  # of each question: its metrics that were logged
-    for question, metrics in questions.items():
-        found = [column for metric in metrics for column in fnmatch.filter(logged, metric)]
-        if found:
-            panels[question] = found
-    need(panels, "there is no curve yet: nothing was trained or evaluated")
-    fig = Figure(figsize=(3 * max(4, max(map(len, panels.values()))), 3 * len(panels) + 0.6))  # needs no display
-    for part, question in zip(fig.subfigures(len(panels), squeeze=False).flat, panels):
-        part.suptitle(question, x=0.01, ha="left", weight="bold")
-        for metric, ax in part.subplot_mosaic([panels[question]]).items():
-            draw = draw_evaluations if metric.startswith("eval ") else draw_training
-            draw(ax, runs, metric)
-    subjects = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    fig.suptitle(" / ".join(sorted(subjects)) + " (thin: each iteration; thick: running median)")
-    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center")  # all have the same one
-    fig.savefig(out)
+        if env in run.yardsticks:
+            random, optimal = run.yardsticks[env]
+            lines.update({("random", random), ("optimal", optimal)})
+    for name, success in sorted(lines):
+        ax.axhline(success, color="0.4", ls=":")
+        ax.text(0.98, success, f"{name} {success:.2f}", ha="right", va="bottom",
+                transform=ax.get_yaxis_transform())
+
+
+def finish_panel(ax, title, xlabel="iteration", log=False):  # after its lines are drawn
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set(title=title, xlabel=xlabel)
+    if log:
+        # Gradients vanish, and jump, by factors of a thousand.
+        ax.set_yscale("log")
+    else:
+        # With 0 and 1 in view, a flat curve looks flat.
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, -0.04), max(1.05 * high, 1.15))
+
+
+def add_legend(fig, ax):  # below the panels, of which all have the labels of ax
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center")
+
+
+def subjects(runs):  # -> "sokoban, tiny / frozenlake, tiny"
+    found = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
+    return " / ".join(sorted(found))
+
+
+# ----------------------------------- the three pictures. runs: {label: Run}, out: the file; -> out
+def curves(runs, out, questions=None):  # questions: None for QUESTIONS
+    """Everything that was logged, in a row of panels for each question."""
+    panels = panels_of(runs, questions or QUESTIONS)
+    if not panels:
+        raise ValueError("There is no curve yet, because nothing was trained or evaluated.")
+    width = max(4, max(len(columns) for columns in panels.values()))
+    with picture(out, 3 * width, 3 * len(panels) + 0.6) as fig:
+        rows = fig.subfigures(len(panels), squeeze=False).flat
+        for row, (question, columns) in zip(rows, panels.items()):
+            row.suptitle(question, x=0.01, ha="left", weight="bold")
+            axes = row.subplots(1, len(columns), squeeze=False).flat
+            for ax, column in zip(axes, columns):
+                if column.startswith("eval "):
+                    draw_evaluations(ax, runs, column)
+                else:
+                    draw_training(ax, runs, column)
+        fig.suptitle(f"{subjects(runs)} (thin: each iteration; thick: running median)")
+        add_legend(fig, fig.axes[0])
     return out
 
 
-def draw_evaluations(ax, runs, metric):  # dotted: random and optimal play
-    world = metric.removeprefix("eval ")
-    yardsticks = set()  # runs may have the same: drawn once
-    for label, run in runs.items():
-        yardsticks |= set(zip(("random", "optimal"), run.yardsticks.get(world, [])))
-        iterations, success = run.series(metric)
-        ax.plot(iterations, success, "-o", label=label)  # fill_between takes the same colour
-        ax.fill_between(iterations, *envs.interval(success, run.config["eval_prompts"]), alpha=0.15)
-    for name, value in sorted(yardsticks):
-        ax.axhline(value, color="0.4", ls=":")
-        ax.text(0.98, value, f"{name} {value:.2f}", transform=ax.get_yaxis_transform(), ha="right", va="bottom")
-    finish_panel(ax, metric, f"success, {world}\non evaluation levels, 95% interval")
+def panels_of(runs, questions):  # -> {question: those of its columns that were logged}
+    logged = set()
+    for run in runs.values():
+        for row in run.rows:
+            logged.update(row)
+    evaluations = [column for column in sorted(logged) if column.startswith("eval ")]
+    panels = {}
+    for question, columns in questions.items():
+        found = []
+        for column in columns:
+            if column == "eval":
+                found += evaluations
+            elif column in logged:
+                found.append(column)
+        if found:
+            panels[question] = found
+    return panels
 
 
-def draw_training(ax, runs, metric):  # lines bridge iterations without the metric
-    for label, run in runs.items():
-        iterations, values = run.series(metric)
-        smooth = list(map(np.median, neighbours(values)))  # drops single spikes, but a steep fall stays steep
-        thin, = ax.plot(iterations, values, ".-", lw=0.7)
-        ax.plot(iterations, smooth, color=thin.get_color(), lw=2, label=label)
-    finish_panel(ax, metric)
+def collapse(runs, out):
+    """SIGNALS of one or several runs, with the peak (dotted) and the collapse of each.
+
+    Of one run, everything after the collapse is grey. Of several, each collapse is a dashed line.
+    """
+    alone = len(runs) == 1
+    with picture(out, 10, 7 + 0.4 * len(runs)) as fig:
+        marks = "grey: after the collapse" if alone else "dashed: collapse"
+        titles = [subjects(runs)]
+        for label, run in runs.items():
+            titles.append(f"{label}: {verdict(run)}")
+        titles.append(f"thin: each iteration; thick: running median; dotted: peak; {marks}")
+        fig.suptitle("\n".join(titles))
+        axes = fig.subplots(3, 2).flat
+        for ax, column in zip(axes, SIGNALS):
+            draw_training(ax, runs, column)
+            for number, run in enumerate(runs.values()):
+                mark_collapse(ax, run, "0.4" if alone else f"C{number % 10}", grey=alone)
+        if not alone:
+            add_legend(fig, axes[0])
+    return out
 
 
-def neighbours(y):  # (n,) -> n arrays: each value, and as many before it as after it
-    for i in range(len(y)):
-        reach = min(max(2, len(y) // 40), i, len(y) - 1 - i)  # 2 on each side; n / 40 in long runs; fewer at the ends
-        yield y[i - reach:i + reach + 1]
-
-
-def finish_panel(ax, metric, title=None):  # after its lines are drawn
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set(title=title or TITLES.get(metric, metric), xlabel="iteration")  # a column of your own: its name
-    if metric.startswith("grad_norm"):
-        ax.set_yscale("log")  # gradients vanish, and jump, by factors of a thousand
-    else:
-        low, high = ax.get_ylim()
-        ax.set_ylim(min(low, -0.04), max(1.05 * high, 1.15))  # shows 0 and 1, so that a flat curve looks flat
-
-
-@matplotlib.style.context(STYLE)
-def collapse(run, out):  # draws SIGNALS -> the verdict, in words
+def verdict(run):  # -> text
     iterations, success = run.series("success")
-    need(success.size, f"no {out}: no iteration is finished")
+    if not len(iterations):
+        raise ValueError("There is no peak yet, because no iteration is finished.")
     peak_at, collapsed_at = peak_and_collapse(run)
-    end = f"collapse in {collapsed_at} (grey)"
+    if not success.any():
+        return "nothing was won"
     if collapsed_at is None:
-        end = f"no collapse (it takes {COLLAPSED_FOR} below half)" if success.any() else "but nothing was won"
-    verdict = f"the best {WINDOW} iterations begin at {peak_at} (dotted), {end}"
-    fig = Figure(figsize=(10, 7))
-    fig.suptitle(f"{envs.title(run.config['env'])}: {verdict}\nthin: each iteration; thick: running median")
-    for ax, metric in zip(fig.subplots(3, 2).flat, SIGNALS):
-        draw_training(ax, {"": run}, metric)
-        ax.axvline(peak_at, color="0.4", ls=":")
-        if collapsed_at is not None:
-            ax.axvspan(collapsed_at, iterations[-1], color="0.5", alpha=0.3)
-    fig.savefig(out)
-    return verdict
+        return f"its best {WINDOW} iterations begin at {peak_at}, no collapse"
+    return f"its best {WINDOW} iterations begin at {peak_at}, collapse in {collapsed_at}"
+
+
+def mark_collapse(ax, run, color, grey):
+    peak_at, collapsed_at = peak_and_collapse(run)
+    ax.axvline(peak_at, color=color, ls=":")
+    if collapsed_at is None:
+        return
+    if grey:
+        ax.axvspan(collapsed_at, run.rows[-1]["iteration"], color="0.5", alpha=0.3)
+    else:
+        ax.axvline(collapsed_at, color=color, ls="--", lw=2)
+
+
+def online_k(runs, out):
+    """Fig. 10: success on held-out levels against the number of updates, one curve for each k.
+
+    With --online-k k, a rollout is learned from in k slices, and the policy has changed k - 1 times
+    when it comes to the last one. So the larger k is, the staler is what the policy learns from.
+    If there are several runs of one k, which differ in their seeds, their mean is drawn, with a
+    thin line for each.
+    """
+    methods = {method_of(run) for run in runs.values()}
+    if len(methods) > 1:
+        raise ValueError(f"online-k compares runs of one environment and method, but these are of "
+                         f"{' and '.join(sorted(methods))}.")
+    env = envs.title(next(iter(runs.values())).config["env"])
+    by_k = defaultdict(list)
+    for label, run in runs.items():
+        updates, success = evaluations(run, env)
+        if not updates:
+            raise ValueError(f"{label} has no evaluation. It was trained with --eval-every 0.")
+        by_k[run.config["online_k"]].append((updates, success))
+
+    with picture(out, 7, 5) as fig:
+        ax = fig.subplots()
+        for number, (k, seeds) in enumerate(sorted(by_k.items())):
+            color = f"C{number}"
+            label = f"k = {k}"
+            if len(seeds) > 1:
+                label = f"k = {k}: mean of {len(seeds)} seeds"
+                for updates, success in seeds:
+                    ax.plot(updates, success, color=color, lw=0.7)
+            shortest = min(len(updates) for updates, _ in seeds)  # a mean needs all seeds
+            updates, success = np.mean([np.array(seed)[:, :shortest] for seed in seeds], axis=0)
+            ax.plot(updates, success, "-o", color=color, lw=2, label=label)
+        draw_yardsticks(ax, runs, env)
+        finish_panel(ax, f"success on held-out levels, {env}", xlabel="updates")
+        ax.legend(loc="lower right")
+    return out
+
+
+def method_of(run):  # -> "bandit-ppo-s"
+    starpo_s = "-s" if run.config["starpo_s"] else ""
+    return f"{envs.title(run.config['env'])}-{run.config['algo']}{starpo_s}"
+
+
+def evaluations(run, env):  # -> updates so far, success; of each evaluation
+    updates = 0
+    at = []
+    success = []
+    for row in run.rows:
+        updates += row.get("updates", 0)  # row 0 has none
+        if env in row.get("eval", {}):
+            at.append(updates)
+            success.append(row["eval"][env])
+    return at, success
+
+
+# ------------------------------------------------------------------------------------- command line
+def labels_of(folders):  # -> {label: folder}; the last part of the path is enough if it is unique
+    names = [Path(folder).resolve().name for folder in folders]
+    if len(set(names)) < len(folders):
+        names = folders
+    return dict(zip(names, folders))
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["curves", "collapse", "online-k"],
+                        metavar="curves | collapse | online-k")
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument("--out", metavar="FILE", help="the picture, such as both.png")
+    args = parser.parse_args()
+    folder = args.folders[0] if len(args.folders) == 1 else "."
+    out = args.out or Path(folder, f"{args.what}.png")
+    try:
+        runs = {label: load(folder) for label, folder in labels_of(args.folders).items()}
+        if args.what == "curves":
+            print(curves(runs, out))
+        elif args.what == "online-k":
+            print(online_k(runs, out))
+        else:
+            print(collapse(runs, out))
+            for label, run in runs.items():
+                print(f"{label}: {verdict(run)}")
+    except (ValueError, OSError) as error:  # OSError: --out cannot be written
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["curves", "collapse"], metavar="curves | collapse")
-    parser.add_argument("folders", nargs="+", metavar="RUN")
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    with or_say("no picture: is --out writable, with an ending such as .png? Or is config.json or log.jsonl damaged?"):
-        if args.what == "curves":
-            print(curves(*args.folders, out=args.out))
-        else:
-            need(not args.out, "collapse needs no --out: its picture goes into RUN")
-            for folder in args.folders:
-                out = Path(folder, "collapse.png")
-                print(f"{out}: {collapse(load(folder), out)}")
+    main()
