@@ -82,6 +82,10 @@ class Env:
         return self.render(), float(reward), self.over, False, info
 
 
+class NoLevel(ValueError):
+    """An environment of one's own draws too few levels."""
+
+
 @lru_cache(maxsize=8192)  # a group's episodes ask for the same level, and so do all evaluations
 def find_level(env_class, draw_args, seed):  # -> level, initial state
     """The level of a seed. Two seeds may draw the same one, but no held-out level is trained on.
@@ -96,9 +100,9 @@ def find_level(env_class, draw_args, seed):  # -> level, initial state
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # `hash` differs between processes
         if not env_class.split or held_out == (seed in EVAL_SEEDS):
             return drawn
-    raise ValueError(f"{env_class.__name__} gave no level in 1000 attempts. If it has only a few "
-                     f"levels, none can be held out: set split = False. If not, see why its draw "
-                     f"returns None so often.")
+    raise NoLevel(f"{env_class.__name__} gave no level in 1000 attempts. If it has only a few "
+                  f"levels, none can be held out: set split = False. If not, see why its draw "
+                  f"returns None so often.")
 
 
 # ------------------------------------------------------------------------------------------- bandit

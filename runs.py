@@ -82,7 +82,8 @@ def fill_in(cfg, *presets):
     """Gives settings that are None the values of the presets, and notes them in cfg.filled.
 
     If cfg.filled is not empty, cfg is a copy of settings that were filled in before. What still is
-    as the old presets had it, is chosen anew, since these may have been other presets.
+    as the old presets had it is chosen anew, since these may have been other presets. (That is so
+    even if somebody has set it to the same value by hand.)
     """
     for name, value in cfg.filled.items():
         if getattr(cfg, name) == value:
@@ -168,6 +169,9 @@ def parse_config(argv, config_class):  # -> a config_class (the Config of ragen_
     elif run := run_of(given.get("model", "tiny")):
         settings = settings_of(run, config_class)
     settings |= {"device": config_class.device, "out": "", "resume": ""}  # not those of the old run
+    # What was typed is no longer filled in, even if it is the same value.
+    filled = settings.get("filled", {})
+    settings["filled"] = {name: filled[name] for name in filled if name not in given}
     unknown = settings.keys() - {field.name for field in fields(config_class)}
     need(not unknown, f"{run}/config.json has settings that are unknown here: {sorted(unknown)}")
     cfg = config_class(**settings | given)
@@ -517,6 +521,7 @@ def free_folder(cfg):  # -> the folder that is wanted, or with a number after it
     by = "" if script() in ("ragen_mini", "notebook") else f"-by-{script()}"
     name = f"{envs.title(cfg.env)}-{cfg.algo}{starpo_s}-seed{cfg.seed}{by}"
     wanted = Path(cfg.out or f"runs/{name}").expanduser()
+    need(wanted.name not in ("", ".."), f"--out {cfg.out}: a run gets a new folder. Give its name.")
     out = wanted
     number = 1
     while out.exists():
@@ -553,7 +558,7 @@ def add_lines(folder, name, dicts):  # one line for each, at the end of a file
 def drop_samples_after(out, iteration):
     file = Path(out, "samples.jsonl")
     if file.exists():
-        lines = file.read_text().splitlines()
+        lines = file.read_text().split("\n")[:-1]  # the last may be unfinished
         kept = [line for line in lines if json.loads(line)["iteration"] <= iteration]
         file.write_text("".join(line + "\n" for line in kept))
 
@@ -570,11 +575,15 @@ def save(models, cfg):
     for name, part in vars(models).items():
         if hasattr(part, "state_dict"):  # the networks that there are, and the optimizer
             state[name] = part.state_dict()
-    with quiet_transformers():
-        models.policy.save_pretrained(new)
-        # Otherwise the chat template becomes a file, or, if there are several, a folder.
-        models.tok.save_pretrained(new, save_jinja_files=False)
-    torch.save(state, Path(new, "trainer.pt"))
+    try:
+        with quiet_transformers():
+            models.policy.save_pretrained(new)
+            # Otherwise the chat template becomes a file, or, if there are several, a folder.
+            models.tok.save_pretrained(new, save_jinja_files=False)
+        torch.save(state, Path(new, "trainer.pt"))
+    except Exception as error:  # not only an OSError, if the disk is full
+        raise UserError(f"{new} cannot be written: {one_line(error)}. What was saved before is "
+                        f"whole. Make room, then --resume {cfg.out}") from error
     for file in sorted(new.iterdir()):
         file.replace(Path(cfg.out, "checkpoint", file.name))
     new.rmdir()
@@ -589,6 +598,8 @@ def load_trainer(run):  # -> what `save` has put into trainer.pt
         if "origin" in state:  # of an older version, such as "bandit-ppo-seed0 by ragen_mini.py"
             state["script"] = state["origin"].rpartition(" by ")[2].removesuffix(".py")
             state["settings"] = json.loads(Path(run, "config.json").read_text())
+        need(isinstance(state, dict) and {"log", "script", "settings", "optimizer"} <= state.keys(),
+             "it is not the file of a run")
         return state
     except Exception as error:  # torch raises many kinds for a damaged file
         raise UserError(f"{file} cannot be read: {one_line(error)}. If the policy is whole, begin "
@@ -762,7 +773,7 @@ def one_line_errors():
             sys.exit(130)
     except KeyboardInterrupt:
         sys.exit(130)
-    except UserError as error:
+    except (UserError, envs.NoLevel) as error:
         sys.exit(one_line(error))
     except BrokenPipeError:  # the output goes to a program that has ended, such as `head`
         os._exit(141)

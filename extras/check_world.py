@@ -1,9 +1,12 @@
-"""Can a world of your own be trained in? One line names the first mistake; else a line says what to expect of it.
+"""Can a model be trained in an environment of your own?
 
-    python extras/check_world.py my_world.py:Guess
-    my_world.py:Guess: success in 10 actions, random 0.33, optimal 1.00
+    python extras/check_world.py extras/my_world.py:Guess
+        extras/my_world.py:Guess: success in 10 actions, random 0.33, optimal 1.00
 
-    python extras/check_world.py my_world.py:Guess --model Qwen/Qwen2.5-0.5B-Instruct     knows that model the words?
+    python extras/check_world.py extras/my_world.py:Guess --model Qwen/Qwen2.5-0.5B-Instruct
+
+If there are mistakes, one line names the first of them. If not, one line says what to expect, and
+others may follow with what is worth knowing, such as words that the model does not know.
 
 In a notebook: check(Guess), with your class.
 """
@@ -25,22 +28,28 @@ import numpy as np
 import transformers
 
 import envs
-import ragen_mini as rm
-from envs import UserError, need
+import runs
+from runs import UserError, need, one_line
 
-LEVELS = len(envs.EVAL_SEEDS)
-MOST_STATES = 20_000  # of a level: exact yardsticks of more would take hours
-MOST_VISITED = 100  # states of a level in which everything is tried
-MOST_REWARD = 1e6  # the critic learns slowly what is far from 0, and squared, 1e20 is no number of fp32
-ALL_TEXT = 200  # characters of a list of words
-NUMBER = (Real, np.bool_)
-# What tiny was taught:
+# A level may have so many states. With more, exact yardsticks would take hours.
+MOST_STATES = 20_000
+# In so many states of a level everything is tried.
+MOST_VISITED = 100
+# The critic learns slowly what is far from 0. And 1e20, squared, is infinite in fp32.
+MOST_REWARD = 1e6
+# So many characters of a list of words are shown.
+MOST_TEXT = 200
+# As many levels of training are looked at as are held out.
+TRAINING_SEEDS = range(1000, 1000 + len(envs.EVAL_SEEDS))
+# What tiny was taught to write:
 WRITABLE = "Up, Down, Left, Right (and, of a bandit's arms, Teacher, Engineer, Librarian, Trader)"
-NOT_YOURS = (envs.__file__, __file__, str(Path(os.__file__).parent), str(Path(np.__file__).parent.parent), "<frozen")
+# Files in which a mistake is not looked for: ours, Python's and those of libraries.
+NOT_YOURS = (envs.__file__, __file__, str(Path(os.__file__).parent),
+             str(Path(np.__file__).parent.parent), "<frozen")
 
 
 class Mistake(Exception):
-    """What is wrong with the world, in words. `blame` adds which world it is."""
+    """What is wrong with the environment, in words. `blame` adds which environment it is."""
 
 
 def want(condition, message):
@@ -50,74 +59,72 @@ def want(condition, message):
 
 @contextlib.contextmanager
 def blame(name):
-    """Whatever goes wrong in a user's own code becomes one line that says where."""
+    """Inside, whatever goes wrong in the user's code becomes one line that says where."""
     try:
         yield
-    except Mistake as mistake:
-        raise UserError(f"{label(name)}: {one_line(mistake)}") from None
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        kind = type(error).__name__
-        raise UserError(f"{label(name)}: {kind}{your_line(error)}: {one_line(error)}") from error
+        line = your_line(error)
+        # Where no line of the user is to blame, the message of envs.py says it all.
+        in_words = isinstance(error, Mistake) or (isinstance(error, ValueError) and not line)
+        kind = "" if in_words else f"{type(error).__name__}{line}: "
+        raise UserError(f"{label(name)}: {kind}{one_line(error)}") from error
 
 
 def label(name):
-    if isinstance(name, type):
-        return name.__name__
-    return name
+    return name.__name__ if isinstance(name, type) else name
 
 
-def one_line(text):
-    return " ".join(str(text).split())
-
-
-def your_line(error):  # the deepest one that is not in our files or in a library
+def your_line(error):  # -> text: the deepest place that is neither in our files nor in a library
     places = traceback.extract_tb(error.__traceback__)
     yours = [place for place in places if not place.filename.startswith(NOT_YOURS)]
-    if not yours:
-        return ""
-    return f" in {yours[-1].name}, line {yours[-1].lineno}"
+    return f" in {yours[-1].name}, line {yours[-1].lineno}" if yours else ""
 
 
-# ------------------------------------------------------------------------------------------------- the check
+# ---------------------------------------------------------------------------------------- the check
 def check(name, tok=None, horizon=10):
-    """name: as --env takes it, or a class. With a tokenizer: does the model know the words? horizon: actions of an
-    episode."""
-    need(1 <= horizon <= 200, f"{horizon} actions: yardsticks are calculated for 1 to 200")
+    """Prints what to expect of an environment, or raises UserError, which names a mistake.
+
+    name: as --env takes it, or a class. tok: the tokenizer of a model that shall know its words.
+    horizon: actions of an episode.
+    """
+    need(1 <= horizon <= 200, f"An episode may have {horizon} actions. Yardsticks are calculated "
+                              f"for 1 to 200.")
     with blame(name):
+        found = envs.find_class(name)
+        want(callable(found), f"it is no class, but {found!r}")
         env = envs.make(name)
         check_class(env)
         check_draw(env)
         texts = check_levels(env)
         success = success_by_level(env, horizon)
         random, optimal = success.mean(axis=0)
-        want(optimal > 0, f"no level can be won in {horizon} actions: is `won` True of any state within reach?")
+        want(optimal > 0, f"no level can be won in {horizon} actions. Is `won` True of any state "
+                          f"within reach?")
         unknown = []
         if tok is not None:
             check_actions(env, tok)
             unknown = unknown_words(texts, tok)
-    print(f"{label(name)}: success in {horizon} actions, random {random:.2f}, optimal {optimal:.2f}")
+    print(f"{label(name)}: success in {horizon} actions, "
+          f"random {random:.2f}, optimal {optimal:.2f}")
     hopeless = np.sum(success[:, 1] == 0)
     if hopeless:
-        print(f"  {hopeless} of {LEVELS} levels cannot be won in so many")
+        print(f"  {hopeless} of {len(success)} levels cannot be won in so many")
     tell_of_few_levels(env)
     if unknown:
-        print(f"  the model does not know these words of `render`, and reads them all alike: {' '.join(unknown)[:ALL_TEXT]}")
+        print(f"  the model does not know these words of `render`, and reads them all alike: "
+              f"{' '.join(unknown)[:MOST_TEXT]}")
 
 
-def check_levels(env):  # -> what `render` shows of many
+def check_levels(env):  # -> list of texts: what `render` shows of the first states
     texts = []
-    for seed in training_seeds() + list(envs.EVAL_SEEDS):
+    for seed in [*TRAINING_SEEDS, *envs.EVAL_SEEDS]:
         env.reset(seed)
         texts.append(env.render())
-        if seed % 8 == 0:  # thoroughly, but not everywhere
+        if seed % 8 == 0:  # all states of every level would take too long
             check_states(env)
     return texts
-
-
-def training_seeds():  # as many as there are for evaluation
-    return list(range(1000, 1000 + LEVELS))
 
 
 def success_by_level(env, horizon):  # -> (256, 2): of random and of optimal play
@@ -132,14 +139,14 @@ def success_by_level(env, horizon):  # -> (256, 2): of random and of optimal pla
 
 def counted(env, horizon):  # -> env.outcomes, which complains when it is asked too often
     outcomes = env.outcomes
-    most = MOST_STATES * len(env.actions)
     asked = 0
 
     def counting(state, action):
         nonlocal asked
         asked += 1
-        want(asked <= most, f"{horizon} actions lead to more than {MOST_STATES} states, too many for exact yardsticks: "
-             "make it smaller, or lower --max-actions")
+        want(asked <= MOST_STATES * len(env.actions),
+             f"{horizon} actions lead to more than {MOST_STATES} states, too many for exact "
+             f"yardsticks. Make it smaller, or lower --max-actions")
         return outcomes(state, action)
 
     return counting
@@ -148,66 +155,74 @@ def counted(env, horizon):  # -> env.outcomes, which complains when it is asked 
 def tell_of_few_levels(env):
     held_out = count_levels(env, envs.EVAL_SEEDS)
     if env.split and held_out < 20:
-        trained = count_levels(env, training_seeds())
-        print(f"  only {held_out} levels are held out, {trained} are trained in: split = False would hold out none")
+        trained = count_levels(env, TRAINING_SEEDS)
+        print(f"  only {held_out} levels are held out, {trained} are for training. "
+              f"With split = False none would be held out")
 
 
-def count_levels(env, seeds):  # different ones
-    found = set()
-    for seed in seeds:
-        found.add(repr(envs.find_level(type(env), env.draw_args, seed)))
-    return len(found)
+def count_levels(env, seeds):  # -> how many different ones these seeds draw
+    return len({repr(envs.find_level(type(env), env.draw_args, seed)) for seed in seeds})
 
 
-# ------------------------------------------------------------------------------------------------- its parts
+# --------------------------------------------------------------------------------- the class itself
 def check_class(env):
-    ours = isinstance(env, envs.Env) and type(env).reset is envs.Env.reset and type(env).step is envs.Env.step
-    want(ours, "it must be a class of its own (envs.Env) that has `draw`, and no other `reset` or `step`")
+    ours = (isinstance(env, envs.Env) and type(env).reset is envs.Env.reset
+            and type(env).step is envs.Env.step)
+    want(ours, "it must be a class made from envs.Env, with a `draw` of its own, but without a "
+               "`reset` or `step` of its own")
     said = isinstance(env.instruction, str) and env.instruction.strip()
-    want(said, f"`instruction` must tell the model its task, it is {env.instruction!r}")
-    words = isinstance(env.actions, (tuple, list)) and all(isinstance(word, str) for word in env.actions)
-    want(words and env.actions, f"`actions` is {env.actions!r}, not a tuple of words")
+    want(said, f"`instruction` must tell the model its task, but it is {env.instruction!r}")
+    words = (isinstance(env.actions, (tuple, list))
+             and all(isinstance(word, str) for word in env.actions))
+    want(words and env.actions, f"`actions` is {env.actions!r}. It must be a tuple of words")
     lower = [action.lower() for action in env.actions]
     for action in env.actions:
-        plain = action and action == action.strip() and not re.search(r"\|\||</?(think|answer)>", action)
-        plain = plain and lower.count(action.lower()) == 1
-        want(plain, f"the action {action!r} is empty, has ||, a tag such as <think> or outer blanks, or is there twice (capitals?)")
+        plain = (action and action == action.strip()
+                 and not re.search(r"\|\||</?(think|answer)>", action))
+        want(plain and lower.count(action.lower()) == 1,
+             f"the action {action!r} is empty, has || or a tag such as <think> in it, begins or "
+             f"ends with a blank, or is there twice (capitals do not count)")
 
 
 def check_draw(env):
-    want(not takes_self(type(env)), "`draw` has a `self`: it must be a @staticmethod whose first argument is `rng`")
+    want(not takes_self(type(env)), "`draw` has a `self`. It must be a @staticmethod whose first "
+                                    "argument is `rng`")
     for seed in range(20):
         one = draw(env, seed)
         pair = one is None or (isinstance(one, tuple) and len(one) == 2)
-        want(pair, f"`draw` must return what stays fixed and the initial state, it returned {one!r}")
+        want(pair, f"`draw` must return what stays fixed and the initial state, but it returned "
+                   f"{one!r}")
         other = draw(env, seed)
-        want(repr(one) == repr(other), f"`draw` gave {one!r}, then for the same seed {other!r}: it may use no dice but "
-             "`rng`, and plain values")
-        want(not has_words_in_a_set(one), f"`draw` returned {one!r}: a set of words has another order in every process, "
-             "and with it other levels are held out. Take a sorted tuple")
+        want(repr(one) == repr(other),
+             f"`draw` gave {one!r}, then for the same seed {other!r}. It must take all random "
+             f"numbers from `rng`, and return plain values")
+        want(not has_words_in_a_set(one),
+             f"`draw` returned {one!r}. A set of words has another order in every process, and "
+             f"with it other levels are held out. Take a sorted tuple")
 
 
-def takes_self(world):  # is its `draw` a plain method?
-    plain = inspect.isfunction(inspect.getattr_static(world, "draw"))
-    return plain and "self" in inspect.signature(world.draw).parameters
+def takes_self(env_class):  # is its `draw` a plain method?
+    plain = inspect.isfunction(inspect.getattr_static(env_class, "draw"))
+    return plain and "self" in inspect.signature(env_class.draw).parameters
 
 
 def has_words_in_a_set(x):  # anywhere in it
     if isinstance(x, (set, frozenset)):
-        return "'" in repr(x)
+        return "'" in repr(x)  # also if the words are in tuples
     if isinstance(x, dict):
         x = x.values()
     elif not isinstance(x, (tuple, list)):
         return False
-    return any(map(has_words_in_a_set, x))
+    return any(has_words_in_a_set(part) for part in x)
 
 
 def draw(env, seed):
     return type(env).draw(np.random.default_rng(seed), *env.draw_args)
 
 
+# ---------------------------------------------------------------------------- the states of a level
 def check_states(env):
-    """All that a world has, in the states that can be reached from env.state, nearest first."""
+    """Tries everything in the states that can be reached from env.state, the nearest first."""
     start = env.state
     check_hashable(start)
     queue = [(start, False)]
@@ -218,7 +233,6 @@ def check_states(env):
         check_won(env, start)
         if over:
             continue
-        check_bonus(env)
         for action in env.actions:
             env.state = state
             for _, new, _, ends in check_outcomes(env, action, start):
@@ -229,80 +243,86 @@ def check_states(env):
 
 def check_render(env):
     text = env.render()
-    want(isinstance(text, str) and text.strip(), f"`render` must return text, it returned {text!r}")
-    want("\n\n" not in text, f"`render` must return one paragraph, without an empty line: {text!r}")
+    want(isinstance(text, str) and text.strip(),
+         f"`render` must return text, but it returned {text!r}")
+    want("\n\n" not in text,
+         f"`render` must return one paragraph, without an empty line, but it returned {text!r}")
     facts = getattr(env, "facts", None)  # for extras/thoughts.py
     if facts:
-        want(isinstance(facts(), dict), f"`facts` must return a dict, it returned {facts()!r}")
+        want(isinstance(facts(), dict), f"`facts` must return a dict, but it returned {facts()!r}")
         re.compile(getattr(env, "claim", None) or "")
 
 
 def check_won(env, start):
     state = env.state
     won = env.won(state)
-    want(isinstance(won, (bool, np.bool_)), f"`won` must return True or False, it returned {won!r}")
+    want(isinstance(won, (bool, np.bool_)),
+         f"`won` must return True or False, but it returned {won!r}")
     env.state = start
     want(env.won(state) == won, "`won` must look at its argument, not at self.state")
     env.state = state
 
 
-def check_bonus(env):
-    state = env.state
-    answers = {f"<think>Hm.</think><answer>{env.actions[0]}</answer>": True, "<think>": False, "<answer>": False}
-    for answer, valid in answers.items():
-        bonus = env.bonus(dict(state=env.render(), answer=answer, valid=valid))
-        good = is_number(bonus) and abs(bonus) <= MOST_REWARD  # as for rewards
-        want(good, f"`bonus` must return a number, of the answer {answer!r} it returned {bonus!r}")
-    want(env.state == state, "`bonus` must not change self.state")
-
-
 def check_outcomes(env, action, start):  # -> env.outcomes(env.state, action)
     state = env.state
     place = f"outcomes({state!r}, {action!r})"
+    unmoved = f"{place} must not change self.state. It is `step` that draws an outcome and moves"
     level = repr(env.level)
     outcomes = env.outcomes(state, action)
-    want(repr(env.level) == level, f"{place} must not change self.level: all episodes of the level share it")
-    shape = isinstance(outcomes, list)
-    for outcome in outcomes if shape else ():
-        shape = shape and isinstance(outcome, (tuple, list)) and len(outcome) == 4
-    want(shape, f"{place} must be a list of (probability, next state, reward, over?), it is {outcomes!r}")
-    total = 0.0
-    for chance, new, reward, over in outcomes:
-        good = is_number(chance) and is_number(reward) and 0 <= chance <= 1
-        want(good, f"{place}: {chance!r} is no probability, or {reward!r} no reward")
-        want(abs(reward) <= MOST_REWARD, f"{place}: the reward {reward!r} is huge (at most {MOST_REWARD:g}, better 1 or 10)")
-        want(over in (True, False), f"{place}: over? must be True or False, it is {over!r}")
-        check_hashable(new)
-        total += chance
-    want(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
-    want(env.state == state, f"{place} must not change self.state: `step` rolls the dice and moves")
+    want(repr(env.level) == level,
+         f"{place} must not change self.level, which all episodes of the level share")
+    check_list(place, outcomes)
+    want(env.state == state, unmoved)
     env.state = start
     same = env.outcomes(state, action) == outcomes
-    want(env.state == start, f"{place} must not change self.state: `step` rolls the dice and moves")
-    want(same, f"{place}: asked again, with another self.state, it must say the same: what it says follows from its "
-         "arguments and the level")
+    want(env.state == start, unmoved)
+    want(same, f"{place} gave something else when it was asked again, with another self.state. It "
+               f"must follow from its arguments and the level alone")
     return outcomes
 
 
+def check_list(place, outcomes):
+    want(isinstance(outcomes, list) and all(map(is_outcome, outcomes)),
+         f"{place} must be a list of (probability, next state, reward, over?), but it is "
+         f"{outcomes!r}")
+    total = 0.0
+    for chance, new, reward, over in outcomes:
+        want(is_number(chance) and 0 <= chance <= 1, f"{place}: {chance!r} is no probability")
+        want(is_number(reward), f"{place}: {reward!r} is no reward")
+        want(abs(reward) <= MOST_REWARD, f"{place}: the reward {reward!r} is huge. Take at most "
+                                         f"{MOST_REWARD:g}, better 1 or 10")
+        want(over in (True, False), f"{place}: over? must be True or False, but it is {over!r}")
+        check_hashable(new)
+        total += chance
+    want(abs(total - 1) < 1e-6, f"{place}: the probabilities sum to {total:.3g}, not to 1")
+
+
+def is_outcome(x):
+    return isinstance(x, (tuple, list)) and len(x) == 4
+
+
 def is_number(x):
-    return isinstance(x, NUMBER) and math.isfinite(x)
+    return isinstance(x, (Real, np.bool_)) and math.isfinite(x)
 
 
 def check_hashable(state):
     try:
         hash(state)
     except TypeError:
-        raise Mistake(f"the state {state!r} must be hashable, such as a word, or a tuple of numbers") from None
+        raise Mistake(f"the state {state!r} must be hashable, such as a word or a tuple of numbers"
+                      ) from None
 
 
+# ----------------------------------------------------------------------------- the words of a model
 def check_actions(env, tok):
     for action in env.actions:
         back = tok.decode(tok(action, add_special_tokens=False).input_ids).strip()
-        want(back.lower() == action.lower(), f"the model cannot write the action {action!r} (its tokenizer makes "
-             f"{back!r} of it): choose others. tiny writes {WRITABLE}")
+        want(back.lower() == action.lower(),
+             f"the model cannot write the action {action!r}, because its tokenizer makes {back!r} "
+             f"of it. Choose other actions. tiny writes {WRITABLE}")
 
 
-def unknown_words(texts, tok):  # words of the texts that the tokenizer lacks
+def unknown_words(texts, tok):  # -> words of the texts that the tokenizer lacks
     words = set()
     for text in texts:
         words.update(text.split())
@@ -314,15 +334,25 @@ def unknown_words(texts, tok):  # words of the texts that the tokenizer lacks
     return unknown
 
 
-if __name__ == "__main__":
-    rm.signal(rm.SIGINT, rm.SIG_DFL)  # Ctrl-C ends it at once
-    sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("world", help="my_world.py:Class, or a name that python envs.py lists")
-    parser.add_argument("--model", default="tiny", help="whose tokenizer is asked")
-    parser.add_argument("--max-actions", "--max_actions", type=int, default=10, help="of an episode")
+def load_tokenizer(model):
+    try:
+        return transformers.AutoTokenizer.from_pretrained(runs.weights_of(model))
+    except Exception as error:  # transformers raises many kinds
+        raise UserError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error)}"
+                        ) from error
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env", help="my_world.py:Class, or a name that python envs.py lists")
+    parser.add_argument("--model", default="tiny", help="the model whose tokenizer is asked")
+    parser.add_argument("--max-actions", type=int, default=10, help="actions of an episode")
     args = parser.parse_args()
-    source = rm.Config(model=args.model).source  # of a run: its checkpoint
-    with rm.or_say(f"--model {source}: its tokenizer cannot be loaded"):
-        tok = transformers.AutoTokenizer.from_pretrained(source, local_files_only=Path(source).parent.is_dir())
-    check(args.world, tok, args.max_actions)
+    sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
+    with runs.one_line_errors():
+        check(args.env, load_tokenizer(args.model), args.max_actions)
+
+
+if __name__ == "__main__":
+    main()

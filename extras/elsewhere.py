@@ -1,9 +1,10 @@
-"""Does what was learnt carry over? Training as it is, but evaluated in other worlds, too:
+"""Does what was learnt carry over? A run is evaluated in other environments, too.
 
-    python extras/elsewhere.py --eval-envs bandit_test,bandit_rev --env bandit     any options of ragen_mini.py
-    python extras/elsewhere.py --resume RUN                                        in the worlds of its log
+    python extras/elsewhere.py --env bandit --eval-envs bandit_test,bandit_rev
+    python extras/elsewhere.py --resume RUN          in the environments of its log
 
-(One evaluation of a finished run needs no program: python ragen_mini.py --model RUN --env bandit_test --eval-only)
+All options of ragen_mini.py can be given. To evaluate a finished run, no script is needed:
+    python ragen_mini.py --model RUN --env bandit_test --eval-only
 """
 import argparse
 import sys
@@ -14,43 +15,63 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import envs
 import plots
 import ragen_mini as rm
+import runs
 
-NAMES = []  # of the other worlds
+NAMES = []  # of the other environments
 
 
-def watch(row, trajs, learned, models, cfg):
+def watch(row, trajs, models, cfg):  # a callback of rm.train
     if "eval" not in row:
         return
     for name in NAMES:
-        if envs.title(name) in row["eval"]:  # evaluated already: the world of training, or named twice
+        if envs.title(name) in row["eval"]:  # that of training, or one that was named twice
             continue
-        columns, samples = rm.evaluate(row["iteration"], models, rm.replace(cfg, env=name))
-        for column in columns:  # "eval" and "yardsticks", each {world: ...}
+        there = rm.replace(cfg, env=name)
+        columns, evaluated = rm.evaluate(models, there, f"iteration {row['iteration']}: ")
+        for column in columns:  # "eval" and "yardsticks", each {environment: ...}
             row[column] |= columns[column]
-        plots.add_lines(cfg.out, "samples.jsonl", samples)
+        runs.log_samples(there, row["iteration"], evaluated[:8], models.tok)
 
 
-def own_options():  # sets NAMES; the other options stay on the command line, for ragen_mini.py
-    parser = argparse.ArgumentParser(usage="%(prog)s --eval-envs WORLD,... [options of ragen_mini.py, see there]",
-                                     description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--eval-envs", default="", help="the other worlds, with commas between them")
+def own_options():  # sets NAMES. The other options stay on the command line
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s --eval-envs NAME,... [options of ragen_mini.py]", description=__doc__,
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--eval-envs", default="", metavar="NAME,...",
+                        help="the other environments, with commas between them")
     own, sys.argv[1:] = parser.parse_known_args()
     NAMES[:] = own.eval_envs.replace(",", " ").split()
-    only = [option for option in sys.argv[1:] if option.replace("_", "-").startswith("--eval-o")]  # may be cut short
-    rm.need(not (NAMES and only), "--eval-only evaluates in --env alone: leave out --eval-envs")
 
 
-def train(cfg):
+def check(cfg):
     if cfg.resume and not NAMES:
-        NAMES[:] = [world for world in plots.load(cfg.resume).yardsticks if world != envs.title(cfg.env)]
-    rm.need(NAMES, "in which worlds? --eval-envs bandit_test,bandit_rev")
+        logged = plots.load(Path(cfg.resume).expanduser()).yardsticks
+        NAMES[:] = [name for name in logged if name != envs.title(cfg.env)]
+    runs.need(NAMES, "--eval-envs is missing. For example: --eval-envs bandit_test,bandit_rev")
+    runs.need(cfg.eval_every, "--eval-every is 0, so nothing would be evaluated. Leave it out.")
     for name in NAMES:
-        envs.find_world(name)  # or say so before anything is trained
-    rm.need(cfg.eval_every, "--eval-every 0: nothing would be evaluated")
-    return rm.train(cfg, watch=watch)
+        try:
+            envs.make(name)
+        except ValueError as error:
+            raise runs.UserError(f"--eval-envs: {error}") from error
+
+
+def main():
+    own_options()
+    parse_config, train = rm.parse_config, rm.train
+
+    def parse_and_check(*argv):
+        cfg = parse_config(*argv)
+        runs.need(cfg.trains or not NAMES,
+                  "--eval-only and --play are about --env alone. Leave out --eval-envs.")
+        return cfg
+
+    def train_and_watch(cfg):
+        check(cfg)
+        return train(cfg, callback=watch)
+    rm.parse_config, rm.train = parse_and_check, train_and_watch
+    rm.main()
 
 
 if __name__ == "__main__":
-    own_options()
-    rm.main(train)
+    main()

@@ -1,7 +1,7 @@
-"""Play yourself: you see the states that the model reads.
+"""Play yourself. You see the states that the model reads.
 
-    python extras/play.py sokoban 7             level 7 of a world that `python envs.py` lists
-    python extras/play.py my_world.py:Guess     a world of your own
+    python extras/play.py sokoban 7                     level 7 (python envs.py lists environments)
+    python extras/play.py extras/my_world.py:Guess      an environment of your own
 """
 import argparse
 import sys
@@ -12,35 +12,54 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import envs
 
 
-def play(name, seed):
-    env = envs.make(name)
-    obs, _ = env.reset(seed)
-    print(f"{env.instruction}\n\n{obs}")
+def play(env):
+    print(f"{env.instruction}\n\n{env.render()}")
+    info = {"success": False}
     while not env.over:
-        print(f"\n{' / '.join(env.actions)} (or its start; several: a || b; empty: stop): ", end="", flush=True)
+        print(f"\n{' / '.join(env.actions)} (or first letters; several: a || b; nothing: stop): ",
+              end="", flush=True)
         line = sys.stdin.readline().strip().lower()  # also empty where the input has ended
         if not line:
             return
-        for word in filter(None, map(str.strip, line.split("||"))):  # else "" would be the start of any action
-            meant = [action for action in env.actions if action.lower().startswith(word)]
-            if not meant:
-                print(f"{word!r} is none of these words")
-                break
-            obs, reward, _, _, info = env.step(min(meant, key=len))  # "up" may be the start of "upstairs", too
-            print(f"\n{obs}\nreward {reward:.2f}")
-            if env.over:
-                break
+        info = run_actions(env, line) or info
     print("success!" if info["success"] else "over.")
 
 
-if __name__ == "__main__":
+def run_actions(env, line):  # -> info of the last action, or None
+    info = None
+    words = [word.strip() for word in line.split("||")]
+    for word in filter(None, words):  # "" would be the beginning of any action
+        meant = [action for action in env.actions if action.lower().startswith(word)]
+        if not meant:
+            print(f"{word!r} is no action")
+            break
+        action = min(meant, key=len)  # "up" may be the beginning of "upstairs", too
+        obs, reward, _, _, info = env.step(action)
+        print(f"\n{obs}\nreward {reward:.2f}")
+        if env.over:
+            break
+    return info
+
+
+def main():
     sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("world", nargs="?", default="sokoban", help="a name, or my_world.py:Class")
-    parser.add_argument("level", nargs="?", type=int, default=0)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env", nargs="?", default="sokoban", help="its name, or FILE.py:CLASS")
+    parser.add_argument("level", nargs="?", type=int, default=0, help="its seed, from 0 on")
     args = parser.parse_args()
-    envs.need(args.level >= 0, f"level {args.level}: at least 0")
+    if args.level < 0:
+        parser.exit(1, f"The level is {args.level}. It must be a whole number from 0 on.\n")
     try:
-        play(args.world, args.level)
+        env = envs.make(args.env)
+        env.reset(args.level)
+    except ValueError as error:  # there is no such environment, or it has no levels
+        parser.exit(1, f"{error}\n")
+    try:
+        play(env)
     except KeyboardInterrupt:  # the way out of a game
         print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,37 +1,15 @@
-"""Change the method in your own script, without an edit of ragen_mini.py. Each recipe is one function below.
+"""Change the method from a script of your own. Each recipe replaces functions of ragen_mini.
 
-    python extras/recipes.py rloo --env bandit       one of them, with any options of ragen_mini.py
-    python extras/recipes.py                         their names
+    python extras/recipes.py                                  the names of all recipes
+    python extras/recipes.py rloo --env bandit --algo grpo    one of them, with options as usual
 
-The ways in:
-    train(cfg, models)       models of your own: rm.load_models(cfg), then change what it returned. A part of them that has
-                             a state_dict, also one that you add, is in the checkpoint. models.optimizer: your own; if it is
-                             None, `train` makes one for the networks as they then are. models.loss: another policy_loss, a
-                             number for each token, which knows nothing of its episode. (It shows from the second update on:
-                             --update-size 16, --epochs 2)
-                             NOTE: another policy wants another models.ref (or kl_coef=0), from which the KL is measured
-    rm.BY_GROUP["rloo"] = f  other advantages, for --algo rloo: of a group's returns; rm.BY_CRITIC: of rewards and forecasts,
-                             as rm.gae. Filter, KL penalty and updates stay. There is no update where all returns are equal
-                             (BY_GROUP: equal within each group)
-    train(cfg, learn=...)    another method. Another filter: hand rm.learn some of the groups, whole ones, in their order; or
-                             write what mean_of_episodes does. A loss of whole episodes, or one that needs the whole batch:
-                             rm.learn(..., gradients=your_add_gradients) as in gspo; under PPO it must train the critic, too
-    train(cfg, rollout=...)  another way to play, in evaluations, too (seeds in envs.EVAL_SEEDS); rewards may be changed:
-                             traj.reward, one number a token. It returns groups 0, 1, ..., N episodes each. Training
-                             levels: seeds from 256 on. --play and --eval-only, which train nothing, use rm.rollout
-    train(cfg, watch=...)    sees every row of the log, with all trajectories, before it is written (row 0, before training,
-                             has none)
-    Env.bonus(turn)          what a world pays for what was said: a subclass of a world, Config(env=TheClass)
-
-    main(train, Config)      the command line for your script, with --resume. Config: a subclass of rm.Config with more options
-                             (@dataclass class Config(rm.Config): token_cost: float = 0.001), then cfg.token_cost. A float or
-                             int is at least 0, an rm.Count at least 1, an rm.Share from 0 to 1
-
-A run goes on by the program, and the recipe, that began it: --resume refuses another one. NOTE: hand functions over. Some
-are bound where ragen_mini.py defines them, so `rm.learn = mine`, rm.rollout, rm.gae, rm.grpo_advantages have no effect.
+Every function of ragen_mini is looked up when it is called. So after `rm.policy_loss = mine` all
+of the program uses yours. To build on the original, keep it first: `rollout = rm.rollout`.
+Recipes can be combined: call several of them, then rm.main() or rm.train(cfg).
 """
-import functools
+import copy
 import inspect
+import math
 import sys
 from pathlib import Path
 
@@ -40,93 +18,98 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import transformers
 
-import envs
 import plots
 import ragen_mini as rm
+import runs
 
 
-# ------------------------------------------------------------------------------------------- other advantages
-def rloo(cfg):
-    """REINFORCE leave-one-out: an episode against the mean of the *others* of its group. (As GRPO: no critic.)"""
-    return rm.train(rm.replace(cfg, algo="rloo"))
+def only_if(fits, message):
+    """Training is refused if not fits(cfg), so that no recipe is chosen without having an effect.
+    """
+    train = rm.train
+
+    def train_if_it_fits(cfg, *rest, **named):
+        runs.need(fits(cfg), message)
+        return train(cfg, *rest, **named)
+    rm.train = train_if_it_fits
 
 
-def leave_one_out(R, norm):  # (P,N) -> (P,N)
-    others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
-    return R - others
+# ------------------------------------------------------------------- other groups, other advantages
+def ragen2_filter():
+    """RAGEN-2 (arXiv 2604.06268) keeps the groups that hold 90% of the variance of the returns.
+
+    How many these are differs from iteration to iteration. Groups without variance are left out,
+    because they teach nothing.
+    """
+    only_if(lambda cfg: cfg.keep == 1 and cfg.rollouts > 1,
+            "ragen2_filter decides how many groups to keep. Leave out --keep and --starpo-s, and "
+            "take 2 --rollouts or more.")
+
+    def top_p(R, keep):  # (P,N) -> the numbers of the kept groups
+        variance, groups = R.var(1, correction=0).sort(descending=True, stable=True)
+        before = variance.cumsum(0) - variance  # of the groups with a larger variance
+        return groups[(before < 0.9 * variance.sum()) & (variance > 1e-8)]
+    rm.uncertainty_filter = top_p
 
 
-def discount_per_turn(cfg):
-    """PPO, where --gamma 0.9 discounts once a turn instead of once a token.
-    Rewards and forecasts of turn k are scaled by gamma ** k, which turns the discounted sum into a plain one; then back."""
-    rm.need(cfg.algo in rm.BY_CRITIC, "discount_per_turn is for --algo ppo")
-    rm.need(cfg.gamma > 0, "--gamma must be above 0")
-    return rm.train(rm.replace(cfg, algo="ppo-per-turn"))
+def rloo():
+    """REINFORCE leave-one-out compares an episode with the mean of the *others* of its group."""
+    only_if(lambda cfg: cfg.algo == "grpo", "rloo is for --algo grpo, which has no critic.")
+
+    def leave_one_out(R, norm):  # (P,N) -> (P,N)
+        others = (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)
+        return R - others
+    rm.grpo_advantages = leave_one_out
 
 
-def gae_per_turn(reward, value, mask, gamma, lam):  # as rm.gae
-    begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # an answer's first token
-    scale = gamma ** (begins.cumsum(1) - 1)
-    adv, ret = rm.gae(reward * scale, value * scale, mask, 1.0, lam)
-    return adv / scale, ret / scale
+def discount_per_turn():
+    """PPO, where --gamma 0.9 discounts once a turn instead of once a token."""
+    only_if(lambda cfg: cfg.algo == "ppo" and cfg.gamma > 0,
+            "discount_per_turn is for --algo ppo, with a --gamma above 0.")
+    gae = rm.gae
+    # Scaling turn k by gamma ** k makes the discounted sum a plain one. Then all is scaled back.
+    def gae_per_turn(reward, value, mask, gamma, lam):
+        begins = mask & ~torch.nn.functional.pad(mask, (1, -1))  # the first token of each answer
+        scale = gamma ** (begins.cumsum(1) - 1)
+        results = gae(reward * scale, value * scale, mask, 1.0, lam)
+        return [result / scale for result in results]
+    rm.gae = gae_per_turn
 
 
-rm.BY_GROUP["rloo"] = leave_one_out
-rm.BY_CRITIC["ppo-per-turn"] = gae_per_turn
+# ------------------------------------------------------------------------------------- other losses
+def mean_of_episodes():
+    """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens.
 
+    Apart from the entropy bonus the loss is proportional to the advantages, so the weight of a
+    token can be put there. NOTE: this is exact for one update an iteration. One of several is
+    scaled by the mean length of all episodes, divided by that of its own.
+    """
+    compute_advantages = rm.compute_advantages
 
-def early_turns_count_more(cfg):
-    """GRPO (or PPO): the reward of turn k is scaled by 0.9 ** k. The log, too, shows the scaled returns."""
-    def rollout(*args):
-        trajs = rm.rollout(*args)
-        for traj in trajs:
-            turn = -1
-            for t, own in enumerate(traj.mask):  # the first token is the world's
-                turn += own and not traj.mask[t - 1]
-                traj.reward[t] *= 0.9 ** turn
-        return trajs
-    return rm.train(cfg, rollout=rollout)
-
-
-# -------------------------------------------------------------------------------------------------- another loss
-def mean_of_episodes(cfg):
-    """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens, so that long ones count no more.
-    The loss is proportional to the advantages (but for the entropy bonus): a token's weight may as well be put there.
-    NOTE: exact for one update an iteration. One of several is scaled by the mean length of all / of its own episodes."""
-    def learn(trajs, models, cfg, seed):
-        chosen, R = chosen_by(trajs, cfg)
-        if not chosen or rm.nothing_to_compare(R, cfg):
-            return {}, []
-        batch = rm.compute_advantages(chosen, R, models, cfg)
+    def weighted(*args):
+        batch = compute_advantages(*args)
         tokens = batch["mask"].sum(1, keepdim=True)
         batch["adv"] *= tokens.float().mean() / tokens
-        return batch, rm.updates(batch, models, cfg, seed)
-    return rm.train(cfg, learn=learn)
+        return batch
+    rm.compute_advantages = weighted
 
 
-def chosen_by(trajs, cfg):  # the first half of rm.learn -> trajectories of the kept prompts, their returns (k,N)
-    R = rm.returns(trajs, cfg)
-    kept = sorted(rm.uncertainty_filter(R, cfg.keep).tolist())
-    return [traj for traj in trajs if traj.group % cfg.prompts in kept], R[kept]
-
-
-def cispo(cfg):
-    """CISPO (MiniMax-M1, arXiv 2506.13585): what is clipped is a token's weight, not its gradient: all tokens learn.
-    It shows from an iteration's second update on, where ratios are no longer 1."""
+def cispo():
+    """CISPO (arXiv 2506.13585) clips the weight of a token, not its gradient, so all tokens learn.
+    It shows from an iteration's second update on, where ratios are no longer 1 (--epochs 2).
+    """
     def loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> (n,) x2
         ratio = (logp - old_logp).exp().detach()
         weight = ratio.clamp(max=1 + cfg.clip_high)
         return -weight * adv * logp - cfg.entropy_coef * entropy, weight < ratio
-    models = rm.load_models(cfg)
-    models.loss = loss
-    return rm.train(cfg, models)
+    rm.policy_loss = loss
 
 
-def gspo(cfg):
-    """GSPO (arXiv 2507.18071): GRPO with one ratio for an episode, the geometric mean of its tokens'; episodes weigh alike.
-    It wants a narrower clip, such as --clip-low 0.0003 --clip-high 0.0004. It has no entropy bonus. For one ratio an
-    answer, or sums divided by a constant (Dr. GRPO, arXiv 2503.20783), change `of_episodes`."""
-    rm.need(cfg.algo in rm.BY_GROUP, "gspo is for --algo grpo")
+def gspo():
+    """GSPO (arXiv 2507.18071): one ratio for an episode, the geometric mean of its tokens' ratios.
+    Clip it narrowly: --clip-low 0.0003 --clip-high 0.0004. There is no entropy bonus.
+    """
+    only_if(lambda cfg: cfg.algo == "grpo", "gspo is for --algo grpo, which has no critic.")
 
     def of_episodes(part, logp, cfg):  # -> losses of its rows
         mask = part["mask"]
@@ -134,10 +117,10 @@ def gspo(cfg):
         moved[mask] = logp - part["old_logp"][mask]
         length = mask.sum(1)
         ratio = (moved.sum(1) / length).exp()
-        adv = part["adv"].sum(1) / length  # of all its tokens the same, but for KL penalties
+        adv = part["adv"].sum(1) / length  # all its tokens have the same, but for KL penalties
         return -torch.min(ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
 
-    @rm.autocast
+    @rm.bf16_on_gpu
     def add_gradients(batch, rows, models, cfg):  # -> statistics
         total = 0.0
         for _, part in rm.micro_batches(batch, rows):
@@ -146,73 +129,73 @@ def gspo(cfg):
             loss.backward()
             total += loss.item()
         return {"policy_loss": total}
+    rm.add_gradients = add_gradients
 
-    return rm.train(cfg, learn=functools.partial(rm.learn, gradients=add_gradients))
 
-
-# ----------------------------------------------------------------------------------------------- other rewards
-def short_answers(cfg):
-    """Every token that the model writes costs 0.001. In any world: the rewards of the rollout are changed."""
-    def rollout(*args):
-        trajs = rm.rollout(*args)
+# ------------------------------------------------------------------------------------ other rewards
+def short_answers():
+    """Every token that the model writes costs 0.001."""
+    rollout = rm.rollout
+    def rollout_with_cost(*args):
+        trajs = rollout(*args)
         for traj in trajs:
-            for t, own in enumerate(traj.mask):
-                traj.reward[t] -= 0.001 * own
+            traj.reward = [reward - 0.001 * own for reward, own in zip(traj.reward, traj.mask)]
         return trajs
-    return rm.train(cfg, rollout=rollout)
+    rm.rollout = rollout_with_cost
 
 
-class GoalLake(envs.FrozenLake):
-    """A thought that names the goal earns 0.1; the model is not told. Also: --env extras/recipes.py:GoalLake"""
-    def bonus(self, turn):
-        return 0.1 * ("goal" in plots.thought_of(turn))
+def early_turns_count_more():
+    """The reward of turn k is scaled by 0.9 ** k. The log shows the scaled returns, too."""
+    take_turn = rm.take_turn
+
+    def take_turn_and_scale(traj, tok, cfg, ends):
+        last = len(traj.ids) - 1  # the last token of the answer has its reward
+        take_turn(traj, tok, cfg, ends)
+        traj.reward[last] *= 0.9 ** (len(traj.turns) - 1)
+    rm.take_turn = take_turn_and_scale
 
 
-def said(cfg):
-    """The lake, with a reward for what is said."""
-    rm.need(envs.title(cfg.env) in ("frozenlake", "GoalLake"), "said: its world is the lake, no other --env")
-    return rm.train(rm.replace(cfg, env=f"{__file__}:GoalLake"))
+def said():
+    """On the lake, a thought that names the goal earns 0.1. No message tells the model so."""
+    only_if(lambda cfg: cfg.env == "frozenlake", "said is for --env frozenlake, which has a goal.")
+    take_turn = rm.take_turn
+
+    def take_turn_and_pay(traj, tok, cfg, ends):
+        last = len(traj.ids) - 1
+        take_turn(traj, tok, cfg, ends)
+        if "goal" in rm.thought_of(traj.turns[-1]):
+            traj.reward[last] += 0.1
+            traj.turns[-1]["reward"] += 0.1
+    rm.take_turn = take_turn_and_pay
 
 
-# ------------------------------------------------------------------------------------------- another optimizer
-def sgd(cfg):
-    """Gradient descent with momentum wants rates of its own, such as --lr 0.05 --critic-lr 0.01."""
-    models = rm.load_models(cfg)
-    groups = [{"params": models.policy.parameters(), "lr": cfg.lr}]
-    if models.critic:
-        groups.append({"params": models.critic.parameters(), "lr": cfg.critic_lr})
-    models.optimizer = torch.optim.SGD(groups, momentum=0.9)
-    return rm.train(cfg, models)
+# --------------------------------------------------------------------------------- other optimizers
+def sgd():
+    """Gradient descent with momentum wants its own rates, such as --lr 0.05 --critic-lr 0.01."""
+    def make_optimizer(models, cfg):
+        groups = [{"params": models.policy.parameters(), "lr": cfg.lr}]
+        if models.critic:
+            groups.append({"params": models.critic.parameters(), "lr": cfg.critic_lr})
+        return torch.optim.SGD(groups, momentum=0.9)
+    rm.make_optimizer = make_optimizer
 
 
-def muon(cfg):
-    """Muon for the policy's matrices, Adam for all else; it steps whenever Adam steps.
-    Tables of words or places are none of these matrices, nor is the last layer, which scores the words."""
-    models = rm.load_models(cfg)
-    matrices, others = hidden_matrices(models.policy)
-    models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)
-    models.optimizer = rm.make_optimizer(models, cfg)
-    models.optimizer.param_groups[0]["params"] = others  # the policy's
-    models.optimizer.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
-    return rm.train(cfg, models)
+def muon():
+    """Muon for the hidden matrices of the policy, Adam for all else."""
+    make_optimizer = rm.make_optimizer
+
+    def make_both(models, cfg):
+        matrices, others = hidden_matrices(models.policy)
+        models.muon = torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.0)  # is saved, too
+        adam = make_optimizer(models, cfg)
+        adam.param_groups[0]["params"] = others
+        adam.register_step_post_hook(lambda *_: (models.muon.step(), models.muon.zero_grad()))
+        return adam
+    rm.make_optimizer = make_both
 
 
-def warm_up(cfg, steps=40):
-    """The rates rise from step to step. Counted by Adam, which is in the checkpoint: exact where a run goes on, too.
-    (--resume sets the rates themselves to those of the settings.)"""
-    models = rm.load_models(cfg)
-    models.optimizer = rm.make_optimizer(models, cfg)
-    usual = [group["lr"] for group in models.optimizer.param_groups]
-
-    def set_rates(optimizer, *_):  # before each step
-        done = max((int(state["step"]) for state in optimizer.state.values()), default=0)
-        for group, lr in zip(optimizer.param_groups, usual):
-            group["lr"] = lr * min(1, (done + 1) / steps)
-    models.optimizer.register_step_pre_hook(set_rates)
-    return rm.train(cfg, models)
-
-
-def hidden_matrices(policy):  # -> these, all other weights
+def hidden_matrices(policy):  # -> its matrices, all its other weights
+    """The tables of words and places are not meant, nor is the head, which scores the words."""
     tables = [policy.get_output_embeddings().weight]
     for module in policy.modules():
         if isinstance(module, torch.nn.Embedding):
@@ -225,40 +208,86 @@ def hidden_matrices(policy):  # -> these, all other weights
     return matrices, others
 
 
-# ---------------------------------------------------------------------------------------------- other networks
-ONCE_TOKENS = 2 * rm.MICRO_TOKENS  # that a pass of read_once reads
+def warm_up(steps=40):
+    """The rates rise during the first 40 gradient steps. Adam counts them, so --resume is exact."""
+    make_optimizer = rm.make_optimizer
+
+    def make_with_warm_up(models, cfg):
+        optimizer = make_optimizer(models, cfg)
+
+        def set_rates(*_):  # before each step
+            done = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+            for group, lr in zip(optimizer.param_groups, (cfg.lr, cfg.critic_lr)):
+                group["lr"] = lr * min(1, (done + 1) / steps)
+        optimizer.register_step_pre_hook(set_rates)
+        return optimizer
+    rm.make_optimizer = make_with_warm_up
 
 
-def lora(cfg):
-    """Low-rank adapters (pip install peft).
-    The checkpoint holds the adapter alone beside trainer.pt: models.policy.merge_and_unload().save_pretrained(FOLDER)
-    makes a folder that --model takes."""
-    with rm.or_say("this recipe needs peft: pip install peft"):
-        import peft
-    models = rm.load_models(cfg)
-    rm.need(not hasattr(models.policy, "peft_config"), f"{cfg.model} is an adapter already: merge it first, or --resume")
-    adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
-    models.policy = peft.get_peft_model(models.policy, adapters)
-    return rm.train(cfg, models)
+# ----------------------------------------------------------------------------------- other networks
+def lora():
+    """Low-rank adapters, from the package peft. The checkpoint holds the adapter alone."""
+    import peft
+    load_models = rm.load_models
+
+    def load_with_adapters(cfg):
+        models = load_models(cfg)
+        adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
+        models.policy = peft.get_peft_model(models.policy, adapters)
+        return models
+    rm.load_models = load_with_adapters
 
 
-def read_once(cfg):
-    """The first message of a group's episodes is read once in the update, too: pays where it is long.
-    The same gradients, to rounding."""
-    models = rm.load_models(cfg)
-    read_messages_once(models)
-    return rm.train(cfg, models)
+def own_model():
+    """A model that exists as an object only. Here it is random, and says nothing valid."""
+    only_if(lambda cfg: cfg.model == "tiny", "own_model makes its own model. Leave out --model.")
+    load_models = rm.load_models
+
+    def make_models(cfg):
+        if cfg.model != "tiny":  # to --play a run of this recipe
+            return load_models(cfg)
+        torch.manual_seed(cfg.seed)
+        tok = transformers.AutoTokenizer.from_pretrained(runs.TINY)
+        shape = transformers.LlamaConfig(
+            vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, ragen_mini_presets="tiny", num_labels=1)
+        policy = transformers.LlamaForCausalLM(shape).to(cfg.device).eval()
+        ref = copy.deepcopy(policy) if cfg.kl_coef else None
+        critic = None
+        if cfg.uses_critic:
+            # eval() turns off the dropout of its head.
+            critic = transformers.LlamaForTokenClassification(shape).to(cfg.device).eval()
+            critic.get_decoder().load_state_dict(policy.get_decoder().state_dict())
+        rm.check_policy(policy, tok, cfg)
+        return rm.Models(policy, critic, ref, None, tok)
+    rm.load_models = make_models
 
 
-def bf16(cfg):
-    """A CPU that multiplies in bf16 (avx512_bf16, AMX) does so, as a GPU does: half the time for SmolLM2-135M.
-    Weights, gradients and Adam stay fp32. The first ratios are 1 only roughly, as on a GPU."""
+# --------------------------------------------------------------------------------- other arithmetic
+def bf16():
+    """A CPU multiplies in bf16, as a GPU does, which pays where it has avx512_bf16 or AMX.
+
+    Weights, gradients and Adam stay fp32. As on a GPU, the first ratios are 1 only roughly.
+    """
+    only_if(lambda cfg: cfg.device == "cpu", "bf16 is for --device cpu. A GPU always does so.")
     calculate_in_bf16()
-    return rm.train(cfg)
 
 
 def calculate_in_bf16(enabled=True):
-    rm.autocast.__init__("cpu", torch.bfloat16, enabled)  # the object that decorates what is calculated, made anew
+    rm.autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled)
+
+
+def read_once():
+    """Updates, too, read the first message of a group only once, which pays where it is long.
+
+    The gradients are the same, to rounding.
+    """
+    load_models = rm.load_models
+    rm.load_models = lambda cfg: read_messages_once(load_models(cfg))
+
+
+# Tokens that a forward pass of read_once reads:
+ONCE_TOKENS = 2 * rm.MICRO_TOKENS
 
 
 def read_messages_once(models):
@@ -266,38 +295,43 @@ def read_messages_once(models):
     for network in (models.policy, models.critic, models.ref):
         if network:
             share_beginning(network)
+    return models
 
 
 def alike_together(batch, rows):  # yields what rm.micro_batches yields
-    """A pass has rows of one first message, which counts once. Else as there: similar lengths, bounded memory."""
+    """All rows of a micro-batch have one first message, which counts once. Apart from that it is as
+    there: rows of similar length go together, in bounded memory.
+    """
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()
-    of_message = {}  # first message: rows
-    for row in sorted(rows, key=length.__getitem__):
-        first = batch["mask"][row].int().argmax() + 1  # so many tokens have been read when the model begins to write
+    by_message = {}  # {first message: rows}
+    for row in sorted(rows, key=lambda row: length[row]):
+        first = batch["mask"][row].int().argmax() + 1  # tokens read before the first one is written
         message = tuple(batch["inputs"][row, :first].tolist())
-        of_message.setdefault(message, []).append(row)
-    for message, group in of_message.items():
+        by_message.setdefault(message, []).append(row)
+    for message, group in by_message.items():
         packs = []
         for row in group:
             more = length[row] - len(message)
-            if not packs or len(message) + (len(packs[-1]) + 1) * more > ONCE_TOKENS:  # this row would be too much
+            if not packs or len(message) + (len(packs[-1]) + 1) * more > ONCE_TOKENS:
                 packs.append([])
             packs[-1].append(row)
-        for pack in packs:  # its last row is the longest
-            yield pack, {name: x[pack, :length[pack[-1]]] for name, x in batch.items()}
+        for pack in packs:
+            longest = length[pack[-1]]
+            yield pack, {name: x[pack, :longest] for name, x in batch.items()}
 
 
 def share_beginning(network):
-    """Its decoder reads (b,T) as 1 row of what all b rows have in common, and then b rows of the rest, which attend to
-    the keys and values of the first. Gradients flow through those, and add up there."""
+    """Its decoder reads what all rows have in common as one row, then the rest of each row, which
+    attends to the keys and values of that one. Gradients flow through them, and add up there.
+    """
     decoder = network.get_decoder()
     plain = decoder.forward
 
     def forward(input_ids, past_key_values=None, **options):
-        if past_key_values is not None:  # the rollout has a cache of its own
+        if past_key_values is not None:  # the rollout has its own cache
             return plain(input_ids=input_ids, past_key_values=past_key_values, **options)
         b, T = input_ids.shape
-        common = (input_ids == input_ids[0]).all(0).long().cumprod(0)  # 1 up to the first difference, then 0
+        common = (input_ids == input_ids[0]).all(0).long().cumprod(0)  # 1 1 1 0 0 0
         shared = min(int(common.sum()), T - 1)
         cache = transformers.DynamicCache()
         options["use_cache"] = True
@@ -310,43 +344,93 @@ def share_beginning(network):
     decoder.forward = forward
 
 
-def own_model(cfg):
-    """A model that exists as an object only (here a random one, which says nothing valid).
-    It is saved once, so that critic and reference can be made of it, too. What the program asks of a policy, as all causal
-    models of transformers have it: get_decoder(), get_output_embeddings(), save_pretrained(); and a call with input_ids,
-    position_ids, past_key_values (each layer calls its `update`), attention_mask (b,1,q,columns), which is added to the
-    scores, and logits_to_keep=1 (only the last logits). Whatever is done to logits after the head must not matter."""
-    tok = transformers.AutoTokenizer.from_pretrained(rm.TINY)
-    shape = transformers.LlamaConfig(
-        vocab_size=len(tok),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2)
-    folder = f"{cfg.out or 'runs/own-model'}-begin"
-    if cfg.resume:  # its settings name the model
-        return rm.train(cfg)
-    rm.need(cfg.model == "tiny", "own_model makes its own model: no --model")
-    rm.need(not Path(folder).exists(), f"{folder} exists: give another --out (or --model {folder} to ragen_mini.py)")
-    with rm.or_say(f"cannot save in {folder}: is the disk full?"):
-        transformers.LlamaForCausalLM(shape).save_pretrained(folder)
-        tok.save_pretrained(folder)
-    return rm.train(rm.replace(cfg, model=folder))
+# --------------------------------------------------------------------------------- more is measured
+def mutual_information(every=5):
+    """Every 5 iterations the log says how much thoughts depend on their prompts (as in RAGEN-2)."""
+    only_if(lambda cfg: not cfg.no_think, "mutual_information is about thoughts. Drop --no-think.")
+    iterate, learn = rm.iterate, rm.learn
+    due = False
+    measured = []
+
+    # The policy that played is measured, before it learns. With --online-k that is the first slice.
+    def measure_and_learn(trajs, models, cfg, seed):
+        nonlocal due
+        if due:
+            measured.append(information(trajs, models, cfg))
+            due = False
+        return learn(trajs, models, cfg, seed)
+
+    def iterate_and_log(i, models, cfg):
+        nonlocal due
+        due = i % every == 0
+        row, trajs = iterate(i, models, cfg)
+        if measured:
+            row["mutual_information"] = measured.pop()
+        return row, trajs
+    rm.learn, rm.iterate = measure_and_learn, iterate_and_log
+    plots.TITLES["mutual_information"] = "I(prompt; thought)\nnear 0: they ignore the prompt"
+    plots.QUESTIONS["Do its thoughts depend on the prompt?"] = ("mutual_information",)
 
 
-ALL = (rloo, discount_per_turn, early_turns_count_more, mean_of_episodes, cispo, gspo, short_answers, said, sgd, muon,
-       warm_up, lora, read_once, bf16, own_model)
-RECIPES = {recipe.__name__: recipe for recipe in ALL}
+def information(trajs, models, cfg):  # -> nats, at most log P; None if there is no thought
+    """I(X;Z) = mean of log p(z|own x), minus mean of log of the mean of p(z|x) over the P prompts.
+
+    x is the first prompt, up to <think>, and z the thought that follows. Prompts that are equal
+    count once. Only valid turns are taken, because only there it is clear what the thought is.
+    """
+    found = [prompt_and_thought(traj, models.tok) for traj in trajs if traj.turns[0]["valid"]]
+    if not found:
+        return None
+    prompts = list(dict.fromkeys(x for x, _ in found))
+    own = []
+    pairs = []
+    for x, z in found:
+        if not z:  # an empty thought is equally probable after all prompts, so it adds 0
+            continue
+        own.append(prompts.index(x))
+        for prompt in prompts:
+            pair = rm.Trajectory(env=None, group=0, actions_left=0)
+            pair.append(list(prompt), sampled=False)
+            pair.append(z, sampled=True)
+            pairs.append(pair)
+    if not pairs:
+        return 0.0
+    batch = rm.collate(pairs, cfg.device)
+    logps = rm.per_token(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)
+    logp = logps.sum(1).view(len(own), len(prompts))  # of thought i after prompt j
+    terms = logp[range(len(own)), own] - logp.logsumexp(1) + math.log(len(prompts))
+    return terms.sum().item() / len(found)
+
+
+def prompt_and_thought(traj, tok):  # -> ids up to the first <think>, ids from there to </think>
+    turn = traj.turns[0]
+    start = traj.mask.index(True)
+    z = traj.ids[start:start + turn["tokens"]]  # at first the whole answer
+    while not rm.thought_of(turn).startswith(tok.decode(z, clean_up_tokenization_spaces=False)):
+        z.pop()
+    return tuple(traj.ids[:start]), z
+
+
+RECIPES = {recipe.__name__: recipe for recipe in (
+    ragen2_filter, rloo, discount_per_turn, mean_of_episodes, cispo, gspo, short_answers,
+    early_turns_count_more, said, sgd, muon, warm_up, lora, own_model, bf16, read_once,
+    mutual_information)}
+
+
+def main():
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name not in RECIPES:
+        for known, recipe in RECIPES.items():
+            print(f"{known:24}{inspect.getdoc(recipe).splitlines()[0]}")
+        print("\nChoose one: python extras/recipes.py rloo --env bandit --algo grpo")
+        sys.exit(0 if name in ("-h", "--help") else f"There is no recipe {name}.")
+    sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # so a run has the recipe's name, see runs.script
+    try:
+        RECIPES[name]()
+    except ImportError as error:
+        sys.exit(f"{name} needs a package: pip install {error.name}")
+    rm.main()
+
 
 if __name__ == "__main__":
-    table = ""
-    for name, recipe in RECIPES.items():
-        about, *_ = inspect.getdoc(recipe).splitlines()
-        table += f"{name:24}{about}\n"
-    name = "".join(sys.argv[1:2])
-    choose = "choose one of these, such as python extras/recipes.py rloo --env bandit"
-    if name in ("", "-h", "--help"):
-        sys.exit(print(f"{table}\n{choose}"))
-    rm.need(name in RECIPES, f"{table}\nno recipe {name!r}: {choose}")
-    sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # whose run it is, for --resume
-    rm.main(RECIPES[name])
+    main()

@@ -1,18 +1,22 @@
-"""The figures and tables of the paper (arXiv 2504.20073) and a test of its claims, from runs of our own.
+"""The figures and tables of the paper (arXiv 2504.20073), and tests of its claims, from our runs.
 
-    python figures/paper.py fig10          draw figures/tiny/fig10.png; what is printed is Markdown
-    python figures/paper.py table2         likewise table3, table4, fig5 ... fig11, fig-trap, fig-truth, ...
-    python figures/paper.py claims         what the paper says, what our runs say, and a verdict (ledger.py)
-    python figures/paper.py results        success before and after training; curves of two of the worlds: fig-results
-    python figures/paper.py all --run      everything; --run: train first what is missing
+    python figures/paper.py fig10          draws figures/tiny/fig10.png and prints Markdown
+    python figures/paper.py table2         also table3, table4, fig5 ... fig11, fig-trap, fig-truth
+    python figures/paper.py claims         what the paper says, what our runs say, and a verdict
+    python figures/paper.py results        success before and after training
+    python figures/paper.py CLAIMS.md      all of that page that is generated; also TABLES.md
+    python figures/paper.py all --run      everything; --run first trains the runs that are missing
 
-paper.json says of which worlds, methods and columns a figure consists. Runs live in two places:
+paper.json lists the figures, with their setups, methods and columns. A setup is an environment with
+the settings of its runs, such as "trap, sokoban". Runs are in two places:
 
     runs/figures/MODEL/RUN/        while they are trained, as folders of ragen_mini.py
-    figures/MODEL/WORLD.jsonl.bz2  when a figure is complete: packed, one line a run (bzcat), and only read from here
+    figures/MODEL/SETUP.jsonl.bz2  when a figure is complete: packed, one line for each run
 
-Ctrl-C lets the running ones save themselves, and the same command goes on. A run is named after its settings:
-figures share the runs that they have in common, and other settings are another run.
+Figures read only packed runs. (unpack.py makes ordinary folders of them.) The name of a run says
+its settings: figures share the runs that they have in common, and other settings are another run.
+
+Ctrl-C lets the running ones save themselves, and the same command goes on.
 """
 import argparse
 import bz2
@@ -30,8 +34,6 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.figure
-import matplotlib.style
 import numpy as np
 import PIL.Image  # comes with matplotlib
 from tqdm import tqdm
@@ -39,91 +41,103 @@ from tqdm import tqdm
 FIGURES = Path(__file__).resolve().parent
 ROOT = FIGURES.parent
 RUNS = ROOT / "runs" / "figures"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(FIGURES)]
 
-import envs
 import ledger
 import plots
-import warnings_of_loss
-from envs import UserError, need
+import ragen_mini as rm
 from ledger import Run, markdown
+from research import fork_report, warnings_of_loss
+from runs import UserError, need, one_line_errors
 
 PAPER = json.loads((FIGURES / "paper.json").read_text())
 plots.TITLES |= {  # of variants.py and extras/thoughts.py
-    "mutual_information": "I(prompt; thought)",  # 0: thoughts ignore what was read
+    "mutual_information": "I(prompt; thought)",
     "true_claims": "share of true claims"}
+# These columns are packed. Run makes the others anew.
 COLUMNS = {*plots.TITLES, "iteration", "eval", "updates", "clip_fraction", "value_loss",
-           "seconds_rollout", "seconds_update"}  # these are packed; Run makes the others anew
-OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}  # iterations without updates have none
+           "seconds_rollout", "seconds_update"}
+# Iterations without updates have none of these.
+OF_UPDATES = {"grad_norm", "grad_norm_max", "kl", "value_loss", "clip_fraction"}
 TITLES = {metric: look.partition("\n")[0] for metric, look in plots.TITLES.items()} | {
     "eval": "success",
     "seconds": "seconds so far",
     "value_loss": "value loss",
-    "survival": "share of seeds that have not lost their success"}  # with_survival adds that column
-OTHER_RULES = ((5, 20), (20, 10), (20, 20))  # ledger.lost_at: does a count of lost runs depend on its definition?
+    "survival": "share of seeds that have not lost their success"}  # see with_survival
+# Does a count of lost runs depend on the definition of ledger.lost_at?
+OTHER_RULES = ((5, 20), (20, 10), (20, 20))
 DASHES = ("-", "--", "-.", ":")
-STOPPED = 128 + signal.SIGINT  # exit code of a run that was asked to stop, and has saved itself
+# Exit code of a run that was asked to stop, and has saved itself.
+STOPPED = 128 + signal.SIGINT
 
 
-# ---------------------------------------------------------------------------- which runs does a figure need
-def jobs(world, method, args):  # -> {name of the run: its settings}, one a seed
-    settings = PAPER["every run"] | PAPER["worlds"][world]
-    family = Path(args.model).name.split("-")[0]  # another cold start, runs/tiny-seed1, is trained as tiny
-    settings |= PAPER["models"].get(family, {}).get(world, {})
+# ----------------------------------------------------------------- which runs does a figure need?
+def jobs(setup, method, args):  # -> {name of the run: its settings}, one for each seed
+    settings = PAPER["every run"] | PAPER["setups"][setup]
+    # Models of other cold starts, such as runs/tiny-seed1, are trained as tiny.
+    family = Path(args.model).name.split("-")[0]
+    settings |= PAPER["models"].get(family, {}).get(setup, {})
     settings |= PAPER["methods"][method]
     if args.iterations:
         settings["iterations"] = args.iterations
     rest = settings["iterations"] % settings.get("online_k", 1)
-    need(rest == 0, "--iterations: a multiple of 10, for Online-k")
-    seeds = args.seeds or seeds_of(world, method)
+    need(rest == 0, "--iterations: give a multiple of 10, for Online-k")
+    seeds = args.seeds or seeds_of(setup, method)
     first = settings.pop("first_seed", 0)
-    mark = zlib.crc32(json.dumps(settings, sort_keys=True).encode())
-    words = re.findall(r"\w+", f"{world} {method} {mark:08x}")
-    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed} for seed in range(first, first + seeds)}
+    words = re.findall(r"\w+", f"{setup} {method} {mark_of(settings)}")
+    return {"-".join([*words, f"seed{seed}"]): settings | {"seed": seed}
+            for seed in range(first, first + seeds)}
 
 
-def seeds_of(world, method):
-    """How many seeds are shipped: paper.json says it of a world, or of one method there."""
+def mark_of(settings):
+    """A checksum of the settings, by the names that these had when the first runs were made."""
+    old = ledger.with_old_names(settings)
+    return f"{zlib.crc32(json.dumps(old, sort_keys=True).encode()):08x}"
+
+
+def seeds_of(setup, method):
+    """How many seeds are shipped. paper.json says it of a setup, or of one method there."""
     known = PAPER["seeds"]
-    for name in (f"{world}, {method}", world, "others"):
+    for name in (f"{setup}, {method}", setup, "others"):
         if name in known:
             return known[name]
 
 
-def pairs_of(name):  # -> the (world, method) of a figure or table, or of all claims
+def pairs_of(name):  # -> the (setup, method) of a figure or table, or of all claims
     pairs = []
     if name in ("claims", "summary"):
         for claim in PAPER["claims"]:
-            for world in claim["worlds"]:
-                pairs += [(world, method) for method in claim["methods"]]
+            for setup in claim["setups"]:
+                pairs += [(setup, method) for method in claim["methods"]]
     else:
-        for world, _, methods in PAPER["figures"][name]["panels"]:
-            pairs += [(world, method) for method in PAPER["sets"][methods]]
+        for setup, _, methods in PAPER["figures"][name]["panels"]:
+            pairs += [(setup, method) for method in PAPER["sets"][methods]]
     return pairs
 
 
-def runs_of(world, method, args):  # -> plots.Run of each seed
-    packed = unpack(pack_of(world, args))
+def runs_of(setup, method, args):  # -> list of Run, one for each seed
+    packed = unpack(pack_of(setup, args))
     runs = []
-    for name in jobs(world, method, args):
-        need(name in packed, f"{args.model} lacks finished runs of {world}, {method}: add --run")
+    for name in jobs(setup, method, args):
+        need(name in packed, f"{args.model} lacks finished runs of {setup}, {method}: add --run")
         runs.append(count_k_times(packed[name]))
     return runs
 
 
-def count_k_times(run):  # an iteration of Online-k plays k times as many prompts: it counts for k
+def count_k_times(run):
+    """An iteration of Online-k plays k times as many prompts, so it counts for k iterations."""
     k = run.config.get("online_k", 1)
     if k == 1:
         return run
     return Run(run.config, [row | {"iteration": k * row["iteration"]} for row in run.rows])
 
 
-# ----------------------------------------------------------------------------------------------- packed runs
-def pack_of(world, args):  # -> Path
-    return args.folder / ("-".join(re.findall(r"\w+", world)) + ".jsonl.bz2")
+# ------------------------------------------------------------------------------------- packed runs
+def pack_of(setup, args):  # -> Path
+    return args.folder / ("-".join(re.findall(r"\w+", setup)) + ".jsonl.bz2")
 
 
-@functools.lru_cache  # of `pack` this is undone
+@functools.lru_cache  # `pack` clears it
 def unpack(file):  # -> {name of the run: Run}
     if not file.exists():
         return {}
@@ -132,21 +146,23 @@ def unpack(file):  # -> {name of the run: Run}
 
 
 def pack(file, runs):
-    """Add {name: Run} to the file. Its other runs stay."""
+    """Adds {name: Run} to the file. Its other runs stay."""
     lines = []
-    columns = PAPER["columns"].get(file.name.partition(".")[0], COLUMNS)  # long runs that only one figure shows: fewer
+    # Of long runs, which only one figure shows, fewer columns are kept.
+    columns = PAPER["columns"].get(file.name.partition(".")[0], COLUMNS)
     for name, run in sorted((unpack(file) | runs).items()):
         rows = [{key: shorten(row[key]) for key in row if key in columns} for row in run.rows]
         line = {"run": name, "config": run.config, "columns": to_columns(rows)}
         lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     file.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever stops us, the file is a whole one.
     new = file.with_suffix(".tmp")
     new.write_bytes(bz2.compress("".join(lines).encode()))
-    new.replace(file)  # whoever stops us: the file is a whole one
+    new.replace(file)
     unpack.cache_clear()
 
 
-def to_columns(rows):  # -> {column: its values, None where a row has none}; names are written once, not in every row
+def to_columns(rows):  # -> {column: its values, None where a row has none}
     names = dict.fromkeys(key for row in rows for key in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -159,7 +175,7 @@ def to_rows(columns):
     return rows
 
 
-def shorten(x):  # to four significant digits; in a dict every entry
+def shorten(x):  # to four significant digits; in a dict, every entry
     if isinstance(x, dict):
         return {key: shorten(value) for key, value in x.items()}
     if isinstance(x, float):
@@ -167,13 +183,13 @@ def shorten(x):  # to four significant digits; in a dict every entry
     return x
 
 
-# -------------------------------------------------------------------------------------------------- training
+# ---------------------------------------------------------------------------------------- training
 def run_missing(name, args):
-    """Train and pack the runs that a figure, a table or the claims lack."""
+    """Trains and packs the runs that a figure, a table or the claims lack."""
     missing = {}
-    for world, method in pairs_of(name):
-        file = pack_of(world, args)
-        for run, settings in jobs(world, method, args).items():
+    for setup, method in pairs_of(name):
+        file = pack_of(setup, args)
+        for run, settings in jobs(setup, method, args).items():
             if run not in unpack(file):
                 missing[args.runs / run] = (file, settings)
     todo = {}
@@ -182,27 +198,31 @@ def run_missing(name, args):
             todo[folder] = settings
     if todo and args.model != "tiny":
         iterations = sum(settings["iterations"] for settings in todo.values())
-        print(f"{name}: {len(todo)} runs of {args.model}, {iterations:,} iterations in all, and a checkpoint for each; "
-              "Ctrl-C stops, the same command goes on", file=sys.stderr)
+        print(f"{name}: {len(todo)} runs of {args.model}, {iterations:,} iterations in all, and a "
+              f"checkpoint for each. Ctrl-C stops, and the same command goes on.", file=sys.stderr)
     train(todo, name, args)
     for folder, (file, _) in missing.items():
         run = plots.load(folder)
-        for private in ("out", "resume"):
-            del run.config[private]
+        for private in ("out", "resume", "filled"):
+            run.config.pop(private, None)
         pack(file, {folder.name: Run(run.config, run.rows)})
 
 
 def is_finished(folder):
     try:
         run = plots.load(folder)
-    except UserError:  # not begun, or killed before its first save
+    except (OSError, ValueError):  # it was not begun, or was killed before its first save
         return False
-    return run.rows != [] and (len(run.rows) > run.config["iterations"] or plots.is_dead(run.rows))
+    is_complete = len(run.rows) > run.config["iterations"] or rm.is_dead(run.rows)
+    return run.rows != [] and is_complete
 
 
 def train(todo, name, args):
-    """Start {folder: settings}, args.jobs processes at once, and wait for them. If Ctrl-C, SIGTERM or a run
-    that failed cuts this short, the others are asked to save themselves and end, and we wait for that."""
+    """Starts {folder: settings}, args.jobs processes at once, and waits for them.
+
+    If Ctrl-C, SIGTERM or a run that failed cuts this short, the others are asked to save themselves
+    and to end, and we wait for that.
+    """
     waiting = list(todo.items())
     running = {}
     try:
@@ -217,8 +237,9 @@ def train(todo, name, args):
                     check(running.pop(folder).returncode, folder)
                     bar.update()
     finally:
+        # Once, because a run that is told twice does not save itself.
         for child in running.values():
-            child.send_signal(signal.SIGINT)  # once: a run that is told twice does not save itself
+            child.send_signal(signal.SIGINT)
         for child in running.values():
             child.wait()
 
@@ -238,22 +259,24 @@ def start(folder, settings, args):  # -> Popen of a run: a new one, or one that 
     if not checkpoint.exists():
         shutil.rmtree(folder, ignore_errors=True)
     command = command_of(folder, settings, args, resume=checkpoint.exists())
-    environment = os.environ | {"TQDM_DISABLE": "1"}  # a bar is no use in a file
+    environment = os.environ | {"TQDM_DISABLE": "1"}  # a progress bar is no use in a file
     if args.model == "tiny":
-        environment["OMP_NUM_THREADS"] = "1"  # many at once; and the sums are rounded alike, however many
+        # Many run at once. And sums are rounded alike, however many there are.
+        environment["OMP_NUM_THREADS"] = "1"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(output_of(folder), "a") as output:
+        # In a new session, because Ctrl-C is only for us.
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                stderr=subprocess.STDOUT, start_new_session=True)  # Ctrl-C is only for us
+                                stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def command_of(folder, settings, args, resume=False):  # -> list of words
-    settings = {"success_rate": 1 / 3} | settings  # the paper's lake; our default is gentler
+    settings = {"success_rate": 1 / 3} | settings  # the paper's lake; our default slips less often
     program = ["ragen_mini.py"]
     if "eval_envs" in settings:
         program = ["extras/elsewhere.py"]
     if "variant" in settings:
-        program = ["figures/variants.py", settings.pop("variant")]
+        program = ["figures/research/variants.py", settings.pop("variant")]
     if "eval_envs" in settings:
         program += ["--eval-envs", settings.pop("eval_envs")]
     if "truth_reward" in settings:
@@ -271,45 +294,43 @@ def command_of(folder, settings, args, resume=False):  # -> list of words
     return command
 
 
-# ----------------------------------------------------------------------------------------- pictures, tables
+# ------------------------------------------------------------------- pictures of curves over seeds
 @dataclass
 class Panel:
     metric: str
     title: str
-    lines: dict  # {label: list of Run, one a seed}
-    lessons: bool = False  # a line for what imitated the planner, too?
+    lines: dict  # {label: list of Run, one for each seed}
+    cold_start: bool = False  # a line for the model after its cold start, too?
 
 
-def in_full(world, metric):  # "eval" -> "eval sokoban", success in the world of training
+def in_full(setup, metric):  # "eval" -> "eval sokoban", success in the environment of training
     if metric == "eval":
-        return f"eval {PAPER['worlds'][world]['env']}"
+        return f"eval {PAPER['setups'][setup]['env']}"
     return metric
 
 
-def place_of(world, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
+def place_of(setup, metric):  # "sokoban, calm", "eval frozenlake" -> "sokoban, calm -> frozenlake"
     _, _, tested = metric.partition(" ")
     if tested:
-        return f"{world} -> {tested}"
-    return world
+        return f"{setup} -> {tested}"
+    return setup
 
 
 def figure(name, args):  # -> Markdown of a picture; the link is relative to figures/
     asked = PAPER["figures"][name]["panels"]
-    columns = min(3, len(asked))
-    if len(asked) % 4 == 0:
-        columns = 4
+    columns = 4 if len(asked) % 4 == 0 else min(3, len(asked))
+    cold_start = PAPER["figures"][name].get("cold start", False)
     panels = []
-    for world, metric, methods in asked:
-        lines = {method: runs_of(world, method, args) for method in PAPER["sets"][methods]}
+    for setup, metric, methods in asked:
+        lines = {method: runs_of(setup, method, args) for method in PAPER["sets"][methods]}
         if metric == "survival":
-            lines = {method: [with_survival(run) for run in runs] for method, runs in lines.items()}
-        place = place_of(world, metric).removeprefix("trap, ")
-        between = ":\n" if columns == 4 else ": "
-        lessons = PAPER["figures"][name].get("lessons", False)
-        heading = place
-        if not lessons:  # else the picture's title says what is drawn
+            for method, runs in lines.items():
+                lines[method] = [with_survival(run) for run in runs]
+        heading = place_of(setup, metric).removeprefix("trap, ")
+        if not cold_start:  # else the picture's title says what is drawn
+            between = ":\n" if columns == 4 else ": "
             heading += between + TITLES[metric.split()[0]]
-        panels.append(Panel(in_full(world, metric), heading, lines, lessons))
+        panels.append(Panel(in_full(setup, metric), heading, lines, cold_start))
     file = f"{name}.png"
     if args.iterations:
         file = f"{name}-{args.iterations}.png"
@@ -319,39 +340,44 @@ def figure(name, args):  # -> Markdown of a picture; the link is relative to fig
     return f"![{title}]({args.folder.name}/{file})" + caption(name)
 
 
-@matplotlib.style.context(plots.STYLE)
 def draw(title, panels, out, columns):
     """A line keeps its colour in every panel, also where others are missing."""
     height = math.ceil(len(panels) / columns)
-    fig = matplotlib.figure.Figure(figsize=(12, 3 * height + 0.5), layout="constrained")
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     names_before = []
-    for place, panel in enumerate(panels, 1):
-        ax = fig.add_subplot(height, columns, place)
-        plots.finish_panel(ax, panel.metric, panel.title)
-        ax.autoscale(axis="y")  # the lines come now; finish_panel sets limits for those that are there
-        if panel.metric.startswith("eval "):
-            ax.set_ylim(0, 1.15)
-        for label, runs in panel.lines.items():
-            draw_seeds(ax, panel.metric, runs, label, labels.index(label))
-        draw_yardsticks(ax, panel)
-        _, names = ax.get_legend_handles_labels()
-        if names and names != names_before:  # the same lines as in the panel before need no second legend
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)  # below: no curve is covered
-        names_before = names
-    fig.suptitle(title, fontsize=11)
-    save(fig, out)
+    with plots.picture(out, 12, 3 * height + 0.5) as fig:
+        for place, panel in enumerate(panels, 1):
+            ax = fig.add_subplot(height, columns, place)
+            plots.finish_panel(ax, panel.title, log=panel.metric.startswith("grad_norm"))
+            # finish_panel has set limits for what was drawn before. The lines come now.
+            ax.autoscale(axis="y")
+            if panel.metric.startswith("eval "):
+                ax.set_ylim(0, 1.15)
+            for label, runs in panel.lines.items():
+                draw_seeds(ax, panel.metric, runs, label, labels.index(label))
+            draw_yardsticks(ax, panel)
+            _, names = ax.get_legend_handles_labels()
+            # The same lines as in the panel before need no second legend.
+            if names and names != names_before:
+                legend_below(ax, -0.22)
+            names_before = names
+        fig.suptitle(title, fontsize=11)
+    shrink(out)
 
 
-@matplotlib.style.context(plots.STYLE)
-def save(fig, out):  # in 256 colours: a third of the size
-    fig.savefig(out, dpi=90)
+def legend_below(ax, y):  # there it covers no curve
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, y), ncols=2, frameon=False)
+
+
+def shrink(out):
+    """With 256 colours a picture needs a third of the space."""
     PIL.Image.open(out).convert("RGB").quantize(256).save(out, optimize=True)
 
 
 def draw_seeds(ax, metric, runs, label, number):
-    """Thin: each seed, since a fall that comes at different times vanishes in a mean. Thick: the mean; on a logarithmic
-    axis the median, for there one outlier would own the mean."""
+    """Thin: each seed, because falls at different times vanish in a mean. Thick: the mean. On a
+    logarithmic axis it is the median, because one outlier would dominate the mean.
+    """
     x, y = align_seeds(runs, metric)
     if not x:
         return
@@ -367,45 +393,63 @@ def draw_seeds(ax, metric, runs, label, number):
         y = np.array([smoothed(of_seed) for of_seed in y])
         how = f"smoothed, {how}"
     ax.plot(x, y.T, color=f"C{number}", lw=0.6, alpha=0.5)
-    ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=f"{label}, {len(y)} seeds")
+    label = f"{label}, {len(y)} seeds"
+    ax.plot(x, middle(y, axis=0), style, color=f"C{number}", lw=2, label=label)
     ax.set_xlabel(f"iteration ({how})")
 
 
-def smoothed(y):  # means, since medians would make the mean of seeds jagged; at the ends of what there is, as few are noisy
+def smoothed(y):
+    """Means, because medians would make the mean of the seeds jagged. At the ends they are of the
+    values that exist, and few of these are noisy.
+    """
     reach = min(len(y) // 4, max(2, len(y) // 40))
     return [y[max(0, i - reach):i + reach + 1].mean() for i in range(len(y))]
 
 
 def draw_yardsticks(ax, panel):
-    found = {tuple(ledger.yardsticks_of(run, panel.metric)) for runs in panel.lines.values() for run in runs}
+    found = set()
+    for runs in panel.lines.values():
+        found |= {tuple(ledger.yardsticks_of(run, panel.metric)) for run in runs}
     if len(found) > 1:  # these runs do not share them
         return
-    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)  # no curve strikes the words through
-    style = dict(color="0.3", transform=ax.get_yaxis_transform(), zorder=3, bbox=white)  # x from 0 to 1
-    for levels in filter(None, found):
-        random, optimal = levels
-        for level in levels:
-            ax.axhline(level, color="0.4", lw=1, ls=":")
+    # Words have a white background, so that no curve strikes them through. Their x is from 0 to 1.
+    white = dict(facecolor="white", alpha=0.8, lw=0, pad=1)
+    style = dict(color="0.3", transform=ax.get_yaxis_transform(), zorder=3, bbox=white)
+    for random, optimal in filter(None, found):
+        ax.axhline(random, color="0.4", lw=1, ls=":")
+        ax.axhline(optimal, color="0.4", lw=1, ls=":")
         ax.text(0.98, random, f"random {random:.2f}", ha="right", va="top", **style)
-        side = "bottom" if panel.lessons else "top"
+        side = "bottom" if panel.cold_start else "top"
         ax.text(0.02, optimal, f"optimal {optimal:.2f}", ha="left", va=side, **style)
-    if panel.lessons:
-        ax.set_ylim(0, 1.15)
-        (runs,) = panel.lines.values()
-        alone = float(lessons_alone(runs[0].config))
-        ax.axhline(alone, color="C1", lw=1.5, ls="--")
-        ax.text(0.02, alone, f"taught {alone:.2f}", ha="left", va="top", **style | {"color": "#a05a00"})
-        (before,) = {values[0] for values in align_seeds(runs, panel.metric)[1]}  # the same in all seeds
-        ax.annotate(f"spoilt {before:.2f}", (0, before), xytext=(6, -12), textcoords="offset points", color="C0")
+    if panel.cold_start:
+        draw_cold_start(ax, panel, style)
 
 
-def align_seeds(runs, metric):  # -> iterations that all of these runs have, values (seeds, iterations)
-    """Dead runs go on as they were, so that they count in the mean to the end. Three runs, say:
+def draw_cold_start(ax, panel, style):
+    """How good the model was after its cold start, and after it had been degraded."""
+    ax.set_ylim(0, 1.15)
+    (runs,) = panel.lines.values()
+    success = float(success_after_cold_start(runs[0].config))
+    ax.axhline(success, color="C1", lw=1.5, ls="--")
+    style = style | {"color": "#a05a00"}
+    ax.text(0.02, success, f"cold start {success:.2f}", ha="left", va="top", **style)
+    # Before training, all seeds have the same success.
+    (before,) = {values[0] for values in align_seeds(runs, panel.metric)[1]}
+    ax.annotate(f"degraded {before:.2f}", (0, before), xytext=(6, -12),
+                textcoords="offset points", color="C0")
+
+
+def align_seeds(runs, metric):  # -> iterations, values (seeds, iterations)
+    """Iterations that all of these runs have.
+
+    Dead runs go on as they were, so that they count in the mean to the end. Of three runs, say:
 
         iteration         0    1    2    3    4
         finished          .1   .3   .5   .6   .7
-        dead after 2      .1   .2   .0   .0   .0      (gradients are nan there: it makes no more updates)
+        dead after 2      .1   .2   .0   .0   .0
         still training    .2   .3   .4   .6              so that iterations 0 to 3 are common
+
+    A dead run makes no more updates, so its gradients are nan there.
     """
     by_seed = []  # {iteration: value} of each
     for run in runs:
@@ -413,7 +457,7 @@ def align_seeds(runs, metric):  # -> iterations that all of these runs have, val
         by_seed.append(dict(zip(x, y)))
     everywhere = sorted(set().union(*by_seed))  # iterations that some run has
     for values, run in zip(by_seed, runs):
-        if values and plots.is_dead(run.rows):
+        if values and rm.is_dead(run.rows):
             fill_after_death(values, everywhere, metric)
     common = [i for i in everywhere if all(i in values for values in by_seed)]
     return common, np.array([[values[i] for i in common] for values in by_seed])
@@ -435,79 +479,85 @@ def with_survival(run):  # -> Run with that column
     return Run(run.config, new)
 
 
-def collapse(name, args):  # -> Markdown of the picture of one run: some signals, above the same iterations
-    (world, _, methods), = PAPER["figures"][name]["panels"]
+# ---------------------------------------------------------------------------------- other pictures
+def collapse(name, args):  # -> Markdown of the picture of one run: some signals, one above another
+    (setup, _, methods), = PAPER["figures"][name]["panels"]
     method, = PAPER["sets"][methods]
-    runs = runs_of(world, method, args)
+    runs = runs_of(setup, method, args)
     trapped = [seed for seed, run in enumerate(runs) if ledger.trapped(run, None)]
-    need(trapped, f"no run of {world}, {method} shows the whole course")
+    need(trapped, f"no run of {setup}, {method} shows the whole course")
     seed = PAPER["figures"][name]["seed"]
     if seed not in trapped:  # with another model
         seed = trapped[0]
     args.folder.mkdir(parents=True, exist_ok=True)
-    plots.collapse(runs[seed], args.folder / f"{name}.png")
-    return f"![{PAPER['figures'][name]['title']} (seed {seed})]({args.folder.name}/{name}.png)" + caption(name)
+    plots.collapse({f"seed {seed}": runs[seed]}, args.folder / f"{name}.png")
+    title = PAPER["figures"][name]["title"]
+    return f"![{title} (seed {seed})]({args.folder.name}/{name}.png)" + caption(name)
 
 
-def losses(name, args):  # -> Markdown of the picture: which share of the runs is not lost yet, by number of updates
+def losses(name, args):  # -> Markdown of a picture: the share of the runs that is not lost yet
     panels = {"first seeds": {}, "fresh seeds": {}}
-    for world, _, methods in PAPER["figures"][name]["panels"]:
-        panel = panels["fresh seeds" if "fresh seeds" in world else "first seeds"]
+    for setup, _, methods in PAPER["figures"][name]["panels"]:
+        panel = panels["fresh seeds" if "fresh seeds" in setup else "first seeds"]
         for method in PAPER["sets"][methods]:
-            panel[method.removesuffix(", plain")] = runs_of(world, method, args)
+            panel[method.removesuffix(", plain")] = runs_of(setup, method, args)
     args.folder.mkdir(parents=True, exist_ok=True)
     title = PAPER["figures"][name]["title"]
     draw_losses(title, panels, args.folder / f"{name}.png")
     return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
 
 
-@matplotlib.style.context(plots.STYLE)
-def draw_losses(title, panels, out):  # panels: {title: {method: list of Run}}; a method keeps its colour
-    fig = matplotlib.figure.Figure(figsize=(12, 4.2), layout="constrained")
+def draw_losses(title, panels, out):  # panels: {title: {method: list of Run}}
     methods = list(dict.fromkeys(method for runs in panels.values() for method in runs))
-    for place, (seeds, runs) in enumerate(panels.items(), 1):
-        ax = fig.add_subplot(1, len(panels), place)
-        ax.set_title(seeds)
-        for method, of_method in runs.items():
-            lost_after = np.sort([ledger.updates_until_lost(run) for run in of_method])
-            lost_after = lost_after[lost_after < ledger.UPDATES]
-            steps = [0, *lost_after, ledger.UPDATES]
-            n = len(of_method)
-            left = 1 - np.arange(len(lost_after) + 1) / n  # at first 1, then a step down for each loss
-            number = methods.index(method)
-            dashes = DASHES[number % len(DASHES)]
-            label = f"{method}, {n} runs"
-            ax.step(steps, [*left, left[-1]], dashes, where="post", color=f"C{number}", lw=2, label=label)
-        ax.set_xlabel(f"updates so far (of {ledger.UPDATES:,})")
-        ax.set_ylabel("share of the runs that is not lost")
-        ax.set_ylim(0, 1.03)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)  # below: no curve is covered
-    fig.suptitle(title)
-    save(fig, out)
+    with plots.picture(out, 12, 4.2) as fig:
+        for place, (seeds, runs) in enumerate(panels.items(), 1):
+            ax = fig.add_subplot(1, len(panels), place)
+            ax.set_title(seeds)
+            for method, of_method in runs.items():
+                # A method keeps its colour.
+                draw_share_left(ax, method, of_method, methods.index(method))
+            ax.set_xlabel(f"updates so far (of {ledger.UPDATES:,})")
+            ax.set_ylabel("share of the runs that is not lost")
+            ax.set_ylim(0, 1.03)
+            legend_below(ax, -0.16)
+        fig.suptitle(title)
+    shrink(out)
+
+
+def draw_share_left(ax, method, runs, number):
+    lost_after = np.sort([ledger.updates_until_lost(run) for run in runs])
+    lost_after = lost_after[lost_after < ledger.UPDATES]
+    steps = [0, *lost_after, ledger.UPDATES]
+    # It is 1 at first. Then there is a step down for each loss.
+    left = 1 - np.arange(len(lost_after) + 1) / len(runs)
+    ax.step(steps, [*left, left[-1]], DASHES[number % len(DASHES)], where="post",
+            color=f"C{number}", lw=2, label=f"{method}, {len(runs)} runs")
 
 
 def forks(name, args):  # -> Markdown of a picture, or of tables: what came out of fork.py
-    import fork_report  # only here: it needs torch
     found = fork_report.collect()
     title = PAPER["figures"][name]["title"]
     if name.startswith("fig"):
         args.folder.mkdir(parents=True, exist_ok=True)
-        save(fork_report.draw(found, title), args.folder / f"{name}.png")
+        fork_report.draw(found, title, args.folder / f"{name}.png")
+        shrink(args.folder / f"{name}.png")
         return f"![{title}]({args.folder.name}/{name}.png)" + caption(name)
     return "\n\n".join([title, *fork_report.tables(found)]) + caption(name)
 
 
-def warnings(name, args):  # -> Markdown; a row a signal
+# ------------------------------------------------------------------------------------------ tables
+def warnings(name, args):  # -> Markdown; a row for each signal
     page = [PAPER["figures"][name]["title"]]
-    head = ["", "alarms in 100 iterations", "lost soon after one", "after none", "difference, 95% (by run)"]
+    head = ["alarms in 100 iterations", "lost soon after one", "after none",
+            "difference, 95% (by run)"]
     together = {}  # panels of the same methods are counted as one
-    for world, _, methods in PAPER["figures"][name]["panels"]:
+    for setup, _, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
-            together.setdefault(methods, []).extend(runs_of(world, method, args))
+            together.setdefault(methods, []).extend(runs_of(setup, method, args))
     for methods, runs in together.items():
         signals = [metric for metric in warnings_of_loss.SIGNALS if metric in runs[0].rows[1]]
         rows = [warnings_of_loss.row_of(runs, metric) for metric in signals]
-        page.append(markdown([f"{methods}: {how_many_lost(runs)} lost", *head[1:]], rows))
+        page.append(markdown([f"{methods}: {how_many_lost(runs)} lost", *head], rows))
     return "\n\n".join(page) + caption(name)
 
 
@@ -529,81 +579,104 @@ def caption(name):
     return said and f"\n\n*{said}*"
 
 
-def table(name, args):  # -> Markdown; a cell: the last point [lowest, highest seed], mean over training; yardsticks
+def table(name, args):  # -> Markdown; `legend` says what a cell is
     head, lines = [""], {}
-    for world, metric, methods in PAPER["figures"][name]["panels"]:
-        head.append(place_of(world, metric))
+    for setup, metric, methods in PAPER["figures"][name]["panels"]:
+        head.append(place_of(setup, metric))
         for method in PAPER["sets"][methods]:
-            runs = runs_of(world, method, args)
+            runs = runs_of(setup, method, args)
             mean = np.mean([ledger.mean(run, metric) for run in runs])
             random, optimal = ledger.yardsticks_of(runs[0], metric)
-            cell = f"{mean_and_range(ends_of(runs, metric))}, {mean:.2f}; {random:.2f} / {optimal:.2f}"
+            cell = (f"{mean_and_range(ends_of(runs, metric))}, {mean:.2f}; "
+                    f"{random:.2f} / {optimal:.2f}")
             lines.setdefault(method, [method]).append(cell)
     legend = "a cell: the last point [lowest, highest seed], mean over training; random / optimal"
-    return f"{PAPER['figures'][name]['title']} ({legend})\n\n" + markdown(head, lines.values()) + caption(name)
+    title = f"{PAPER['figures'][name]['title']} ({legend})"
+    return title + "\n\n" + markdown(head, lines.values()) + caption(name)
 
 
-def updates(name, args):  # -> Markdown; a row a method: how many of its runs were lost in their first so many updates
+def updates(name, args):  # -> Markdown; a row for each method: runs lost in so many updates
     lines = {}
-    for world, _, methods in PAPER["figures"][name]["panels"]:  # a method's longest runs come last
+    # The longest runs of a method come last.
+    for setup, _, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
-            runs = runs_of(world, method, args)
-            lines[method] = [method] + ledger.lost_by_updates(runs)
+            runs = runs_of(setup, method, args)
             lost = ledger.lost_by_updates(runs, times=ledger.times_of(runs))[1:]
-            lines[method].append(", ".join(cell.partition(" of ")[0] for cell in lost))
-    head = ["", "updates an iteration", "lost in the first 1,600 updates", "in the first 6,400", "rule in updates"]
-    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
+            in_updates = ", ".join(cell.partition(" of ")[0] for cell in lost)
+            lines[method] = [method, *ledger.lost_by_updates(runs), in_updates]
+    head = ["", "updates an iteration", "lost in the first 1,600 updates", "in the first 6,400",
+            "rule in updates"]
+    title = PAPER["figures"][name]["title"]
+    return title + "\n\n" + markdown(head, lines.values()) + caption(name)
 
 
-def turns(name, args):  # -> Markdown; a row a method: lost runs; first 20 iterations -> last 100, the mean over runs
+def turns(name, args):
+    """A row for each method. A cell of success or thoughts has the mean over the runs, of the first
+    20 iterations and of the last 100.
+    """
     head, lines = [""], {}
-    for world, _, methods in PAPER["figures"][name]["panels"]:
-        head += [f"{world.removeprefix('trap, ')}: lost", "by other rules", "ended", "success", "different thoughts"]
+    for setup, _, methods in PAPER["figures"][name]["panels"]:
+        head += [f"{setup.removeprefix('trap, ')}: lost", "by other rules", "ended", "success",
+                 "different thoughts"]
         for method in PAPER["sets"][methods]:
-            runs = runs_of(world, method, args)
+            runs = runs_of(setup, method, args)
             others = []
             for rule in OTHER_RULES:
                 k = sum(ledger.lost_at(run, *rule) < math.inf for run in runs)
                 others.append(str(k))
-            ended = sum(plots.is_dead(run.rows) for run in runs)
+            ended = sum(rm.is_dead(run.rows) for run in runs)
             cells = [how_many_lost(runs), ", ".join(others), str(ended)]
             for metric in ("success", "distinct"):
                 values = np.array([ledger.to_the_end(run.series(metric)[1], run) for run in runs])
                 first, last = values[:, :20].mean(), values[:, -100:].mean()
                 cells.append(f"{first:.2f} -> {last:.2f}")
             lines.setdefault(method, [method]).extend(cells)
-    return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, lines.values()) + caption(name)
+    title = PAPER["figures"][name]["title"]
+    return title + "\n\n" + markdown(head, lines.values()) + caption(name)
 
 
-def equal(name, args):  # -> Markdown: losses at equal numbers of updates, runs that never won apart (ledger.log_rank)
+def equal(name, args):  # -> Markdown: losses at equal numbers of updates
+    """Runs that never won are told apart. (See ledger.log_rank.)"""
     won, rows = {}, []
-    for world, _, methods in PAPER["figures"][name]["panels"]:
+    for setup, _, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
-            runs = runs_of(world, method, args)
+            runs = runs_of(setup, method, args)
             won[method] = [run for run in runs if ledger.has_won(run)]
             each = ledger.updates_an_iteration(runs)
-            cells = ["-"] * 4
-            if won[method]:
-                ends = ends_of(won[method], in_full(world, "eval"))
-                wins = int(np.sum(np.array(ends) > 0.5))
-                cells = [
-                    ledger.lost_in_iterations(won[method]), ledger.lost_by_updates(won[method])[-1],
-                    in_updates([won[method]]), f"{wins} of {len(ends)}"]
+            cells = of_winners(won[method], in_full(setup, "eval"))
             rows.append([method, f"{each:g}", how_many_lost(runs), *cells])
-    head = ["", "updates an iteration", "lost, of all", "of those that won: lost in 400 iterations", "in 6,400 updates",
+    head = ["", "updates an iteration", "lost, of all",
+            "of those that won: lost in 400 iterations", "in 6,400 updates",
             "mean updates before (at most 6,400)", "last evaluation above 0.5"]
-    page = [PAPER["figures"][name]["title"], markdown(head, rows)]
-    pairs = [(won[ours], won[theirs]) for ours, theirs in PAPER["figures"][name]["compared"]]
-    ps = [ledger.log_rank(*pair) for pair in pairs]
-    rows = []
-    for methods, pair, p, corrected in zip(PAPER["figures"][name]["compared"], pairs, ps, ledger.holm(ps, 1)):
-        otherwise = ledger.log_rank(*pair, in_updates=True)
-        rows.append([" - ".join(methods), in_updates(pair), f"{p:.3f}", f"{corrected:.3f}", f"{otherwise:.3f}"])
-    page.append(markdown(["", "updates longer", "log-rank p", "p (Holm)", "p, rule in updates"], rows))
+    compared = [(ours, theirs) for ours, theirs in PAPER["figures"][name]["compared"]]
+    page = [PAPER["figures"][name]["title"], markdown(head, rows), by_log_rank(compared, won)]
     return "\n\n".join(page) + caption(name)
 
 
-def in_updates(samples):  # lists of runs -> mean (or difference of means) of the updates until they were lost [95%]
+def of_winners(runs, metric):  # -> cells of a table
+    if not runs:
+        return ["-"] * 4
+    ends = ends_of(runs, metric)
+    wins = int(np.sum(np.array(ends) > 0.5))
+    return [ledger.lost_in_iterations(runs), ledger.lost_by_updates(runs)[-1], in_updates([runs]),
+            f"{wins} of {len(ends)}"]
+
+
+def by_log_rank(compared, won):  # -> Markdown; a row for each pair of methods
+    pairs = [(won[ours], won[theirs]) for ours, theirs in compared]
+    ps = [ledger.log_rank(*pair) for pair in pairs]
+    rows = []
+    for methods, pair, p, corrected in zip(compared, pairs, ps, ledger.holm(ps, 1)):
+        otherwise = ledger.log_rank(*pair, in_updates=True)
+        rows.append([" - ".join(methods), in_updates(pair), f"{p:.3f}", f"{corrected:.3f}",
+                     f"{otherwise:.3f}"])
+    return markdown(["", "updates longer", "log-rank p", "p (Holm)", "p, rule in updates"], rows)
+
+
+def in_updates(samples):
+    """Of one list of runs: the mean of the updates until they were lost [95% interval]. Of two: the
+    difference of their means.
+    """
     if not all(samples):
         return "-"
     samples = [ledger.updates_held(runs) for runs in samples]
@@ -611,65 +684,73 @@ def in_updates(samples):  # lists of runs -> mean (or difference of means) of th
     return f"{ledger.mean_of(samples):.0f} [{low:.0f}, {high:.0f}]"
 
 
-def starts(name, args):  # -> Markdown; a row for each embedded model that has runs here
-    head, rows = ["embedded model"], []
+def starts(name, args):  # -> Markdown; a row for each included model that has runs here
+    rows = []
     for folder in sorted(FIGURES.glob("tiny*")):
         this = argparse.Namespace(**vars(args))
         this.folder, this.model = folder, folder.name
         if folder.name != "tiny":
             this.seeds = this.seeds or PAPER["seeds"]["other starts"]
-        head, cells = head[:1], []
-        for world, metric, methods in PAPER["figures"][name]["panels"]:
+        head, cells = ["included model"], []
+        for setup, metric, methods in PAPER["figures"][name]["panels"]:
             for method in PAPER["sets"][methods]:
-                runs = runs_of(world, method, this)
-                head.append(f"{world}, {method}")
+                runs = runs_of(setup, method, this)
+                head.append(f"{setup}, {method}")
                 if metric == "survival":
                     cells.append(f"{how_many_lost(runs)} lost")
                 else:
-                    metric = in_full(world, metric)
+                    metric = in_full(setup, metric)
                     first = ledger.curve(runs[0], metric)[0]
                     cells.append(f"{first:.2f} -> {mean_and_range(ends_of(runs, metric))}")
         rows.append([folder.name, *cells])
     return PAPER["figures"][name]["title"] + "\n\n" + markdown(head, rows)
 
 
-def results(name, args):  # -> Markdown; a row for each world, success after training
+def results(name, args):  # -> Markdown; a row for each environment, success after training
     rows = []
-    for world, metric, methods in PAPER["figures"][name]["panels"]:
+    for setup, metric, methods in PAPER["figures"][name]["panels"]:
         for method in PAPER["sets"][methods]:
-            metric = in_full(world, metric)
-            runs = runs_of(world, method, args)
+            metric = in_full(setup, metric)
+            runs = runs_of(setup, method, args)
             first = ledger.curve(runs[0], metric)[0]
             random, optimal = ledger.yardsticks_of(runs[0], metric)
-            lessons = lessons_alone(runs[0].config)
-            rows.append([world.split(",")[0], f"{random:.2f}", lessons, f"{first:.2f}",
+            cold_start = success_after_cold_start(runs[0].config)
+            rows.append([setup.split(",")[0], f"{random:.2f}", cold_start, f"{first:.2f}",
                          mean_and_range(ends_of(runs, metric)), f"{len(runs)}", f"{optimal:.2f}"])
-    return ledger.markdown(["", "random", "taught", "spoilt", "RL: mean [lowest, highest]", "seeds", "optimal"], rows)
+    head = ["", "random", "cold start", "degraded", "RL: mean [lowest, highest]", "seeds",
+            "optimal"]
+    return markdown(head, rows)
 
 
-def lessons_alone(config):  # -> success of what imitated the planner (the bandit's tossed a coin), before it was spoilt
-    printed = Path(__file__).with_name("cold_start.txt").read_text().split("seed 1")[0]
+def success_after_cold_start(config):
+    """Success of the model that had imitated the planner, before it was degraded. (On the bandit
+    the planner tossed a coin.)
+    """
+    printed = (FIGURES / "cold_start.txt").read_text().split("seed 1")[0]
     found = dict(re.findall(rf"^planner: {config['env']} (\S+) .* 0\.5: (\S+)", printed, re.M))
-    return found.get(f"{config['success_rate'] or 0.8:.2f}") or found["0.33"]  # but on the lake the rate means nothing
+    # Only on the lake the success rate of moves means something. Others have one row, of 0.33.
+    return found.get(f"{config['success_rate'] or 0.8:.2f}") or found["0.33"]
 
 
-# ---------------------------------------------------------------------------------------------------- claims
+# ------------------------------------------------------------------------------------------ claims
 def measured(claim, args):  # -> for each of the claim's methods its values by seed, (seeds,)
-    """The mean over the worlds. Where some worlds have more seeds than others: of the first seeds that all have."""
+    """The mean over the setups. If some have more seeds, it is of the first seeds that all have."""
     measure = ledger.MEASURES[claim["measure"]]
     samples = []
     for method in claim["methods"]:
-        of_worlds = []
-        for world in claim["worlds"]:
-            metric = in_full(world, claim.get("metric"))
-            of_worlds.append([measure(run, metric) for run in runs_of(world, method, args)])
-        seeds = min(map(len, of_worlds))
-        values = np.mean([of_seeds[:seeds] for of_seeds in of_worlds], axis=0)
-        samples.append(values[~np.isnan(values)])  # a run that was not lost had nothing to warn of, for example
+        of_setups = []
+        for setup in claim["setups"]:
+            metric = in_full(setup, claim.get("metric"))
+            of_setups.append([measure(run, metric) for run in runs_of(setup, method, args)])
+        seeds = min(map(len, of_setups))
+        values = np.mean([of_seeds[:seeds] for of_seeds in of_setups], axis=0)
+        # Some runs have no value. For example, one that was not lost had nothing to warn of.
+        samples.append(values[~np.isnan(values)])
     return samples
 
 
-def judged_claims(args):  # -> of each claim that has its runs: (claim, samples, p after Holm, verdict)
+def judged_claims(args):  # -> list of (claim, samples, p after Holm, verdict)
+    """Of claims whose runs have been made."""
     asked, values = [], []
     for claim in PAPER["claims"]:
         try:
@@ -693,29 +774,35 @@ def in_numbers(claim, samples):  # -> seeds; mean or difference of means [95% in
     return seeds, f"{ledger.mean_of(samples):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def claims(name, args):  # -> Markdown: what the paper says, our runs' measure of it, and what follows
+def claims(name, args):  # -> Markdown: what the paper says, how we measure it, and what follows
+    bounds = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}
     lines = []
     for claim, samples, p, verdict in judged_claims(args):
-        compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['worlds'])})"
-        bound = {"more": "> {:g}", "same": "within {:g}", "often": "in more than {:.0%}"}[claim["kind"]]
+        compared = f"{' - '.join(claim['methods'])} ({', '.join(claim['setups'])})"
+        bound = bounds[claim["kind"]].format(claim["bound"])
         measure = f"{claim['measure']} {claim.get('metric', '')}".strip()
-        question = f"{measure}: {compared} {bound.format(claim['bound'])}"
-        lines.append([claim["source"], claim["says"], question, *in_numbers(claim, samples), f"{p:.3f}", verdict])
-    return markdown(["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"], lines)
+        lines.append([claim["source"], claim["says"], f"{measure}: {compared} {bound}",
+                      *in_numbers(claim, samples), f"{p:.3f}", verdict])
+    head = ["", "claim", "measure", "seeds", "mean, 95% interval", "p (Holm)", "verdict"]
+    return markdown(head, lines)
 
 
-def summary(name, args):  # -> Markdown: the same, short; what is open comes last
+def summary(name, args):  # -> Markdown: the same, but short; claims that are open come last
     lines = []
-    for claim, samples, _, verdict in sorted(judged_claims(args), key=lambda judged: judged[3].startswith("open")):
+    judged = sorted(judged_claims(args), key=lambda one: one[3].startswith("open"))
+    for claim, samples, _, verdict in judged:
         seeds, value = in_numbers(claim, samples)
         drawn = re.sub(r"[. ]", "", claim["source"].lower())  # "Fig. 7" -> "fig7"
-        lines.append([claim["source"], claim["says"], verdict.split(":")[0], f"{value}; {seeds}", claim.get("figure", drawn)])
+        lines.append([claim["source"], claim["says"], verdict.split(":")[0], f"{value}; {seeds}",
+                      claim.get("figure", drawn)])
     return markdown(["paper", "claim", "here", "mean [95%]; seeds", "paper.py"], lines)
 
 
-# ---------------------------------------------------------------------------------------------- command line
-KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig-fork": forks, "forks": forks, "fig": figure, "table": table, "results": results,
-         "starts": starts, "updates": updates, "turns": turns, "equal": equal, "warnings": warnings, "claims": claims, "summary": summary}
+# ------------------------------------------------------------------------------------ command line
+KINDS = {"fig-collapse": collapse, "fig-updates": losses, "fig-fork": forks, "forks": forks,
+         "fig": figure, "table": table, "results": results, "starts": starts, "updates": updates,
+         "turns": turns, "equal": equal, "warnings": warnings, "claims": claims,
+         "summary": summary}
 
 
 def show(name, args):  # -> Markdown
@@ -726,24 +813,25 @@ def show(name, args):  # -> Markdown
 def parse(argv=None):
     parser = argparse.ArgumentParser("paper.py", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*PAPER["figures"], "claims", "summary", *PAPER["pages"], "all"])
+    parser.add_argument(
+        "what", choices=[*PAPER["figures"], "claims", "summary", *PAPER["pages"], "all"])
     parser.add_argument("--run", action="store_true", help="train first what is missing")
-    parser.add_argument("--seeds", type=int, help="seeds of every run, from 0 on (else those of paper.json)")
+    parser.add_argument("--seeds", type=int,
+                        help="seeds of every run, from 0 on (else those of paper.json)")
     parser.add_argument("--iterations", type=int, default=0, help="instead of those of paper.json")
-    parser.add_argument("--jobs", type=int, help="runs at once (tiny: one a core, other models: 1)")
+    parser.add_argument("--jobs", type=int,
+                        help="runs at once (default: tiny one for each core, other models 1)")
     parser.add_argument("--model", default="tiny", help="tiny, a folder or a hub id")
     args = parser.parse_args(argv)
     if args.jobs is None:
-        args.jobs = 1
-        if args.model == "tiny":
-            args.jobs = os.cpu_count()
+        args.jobs = os.cpu_count() if args.model == "tiny" else 1
     return args
 
 
 def run(args):
-    need(args.seeds is None or args.seeds > 0, "--seeds: 1 at least")
-    need(args.jobs > 0, "--jobs: 1 at least")
-    need(args.iterations >= 0, "--iterations: 1 at least; 0: those of paper.json")
+    need(args.seeds is None or args.seeds > 0, "--seeds: give 1 or more")
+    need(args.jobs > 0, "--jobs: give 1 or more")
+    need(args.iterations >= 0, "--iterations: give 1 or more, or 0 for those of paper.json")
     name = Path(args.model).name
     args.folder = FIGURES / name
     args.runs = RUNS / name
@@ -763,13 +851,15 @@ def run(args):
 
 
 def main(argv=None):
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell in the background switches it off
+    # SIGINT, too, because a shell switches it off for programs in its background.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    try:
-        run(parse(argv))
-    except KeyboardInterrupt:
-        print("stopped: the same command goes on", file=sys.stderr)
-        sys.exit(130)
+    with one_line_errors():
+        try:
+            run(parse(argv))
+        except KeyboardInterrupt:
+            print("stopped: the same command goes on", file=sys.stderr)
+            raise
 
 
 if __name__ == "__main__":

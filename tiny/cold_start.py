@@ -1,17 +1,25 @@
-"""How the embedded model was made: supervised learning on scripted episodes, before any reinforcement learning.
+"""How the included model was made: by supervised learning, before any reinforcement learning.
 
-    python tiny/cold_start.py                        50 minutes on one thread of a busy machine; writes runs/tiny-seed0
+    python tiny/cold_start.py                        writes runs/tiny-seed0. It takes 50 minutes on
+                                                     one thread of a busy machine
     python tiny/cold_start.py --seed 1 --steps 500   another one, a quick one
 
-It is a Llama of 0.14 million parameters with one token per word and grid cell. First it learns from a *planner*, who
-says where things are and then acts on an optimal path (the paper's App. C trains on such solutions). Then, for a
-short while, from a mixture in which each turn is written by somebody else: a little by the planner, more by a *habit*
-(a stock phrase, then one or two random actions) and by a *sloppy* player (the same, without the answer's tag). That
-mixture is its "pretrained prior": reinforcement learning has something to find in it, and something to collapse into.
+It is a Llama of 0.14 million parameters, with one token per word and grid cell. It learns from
+episodes that are written by scripts, in two steps:
 
-Every thought of the planner can be checked against the board, and every player has several wordings. On the lake the
-wording goes with the plan: bold thoughts with what is best on gentle ice (the intended move has probability 0.8),
-careful ones with what is best on the paper's (1/3). The model cannot see which ice it is on. It has to find out.
+    cold start   the lessons of a *planner*, who says where things are, and then acts on an optimal
+                 path (the paper's App. C trains on such solutions)
+    degraded     then, for a short while, a *mixture* in which each turn is written by somebody
+                 else: a little by the planner, more by a *habit* (a stock phrase, then one or two
+                 random actions) and by a *sloppy* player (the same, without the answer's tag)
+
+The degraded model is the included one. Reinforcement learning has something to find in it, and
+something to collapse into.
+
+Each thought of the planner can be checked against the board, and each player has several wordings.
+On the lake the wording goes with the plan: bold thoughts with what is best on gentle ice (the
+intended move has probability 0.8), careful ones with what is best on the paper's (1/3). The model
+cannot see which ice it is on. It has to find out.
 """
 import argparse
 import functools
@@ -27,23 +35,31 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import envs
+import plots
 import ragen_mini as rm
+import runs
 
-WORLDS = {"frozenlake": 0.41, "sokoban": 0.42, "sokoban_newvocab": 0.07, "bandit": 0.05, "bandit_test": 0.05}
+# How often an episode is played in which environment, and who writes its turns.
+SHARES = {"frozenlake": 0.41, "sokoban": 0.42, "sokoban_newvocab": 0.07, "bandit": 0.05,
+          "bandit_test": 0.05}
 PLANNER = {"planner": 1.0}
-PRIOR = {"planner": 0.15, "habit": 0.5, "sloppy": 0.35}  # who writes a turn of the mixture
+MIXTURE = {"planner": 0.15, "habit": 0.5, "sloppy": 0.35}
 
 BOLD = ("The goal is {}.", "I see the goal, it is {}.", "I go straight to the goal, it is {}.")
-CAREFUL = ("Careful, the goal is {}.", "The ice is slippery. The goal is {}.", "I keep away from holes. The goal is {}.")
-PUSHING = ("The box is {box}. The target is {target} of it.", "I see the box, it is {box}. The target is {target} of it.",
+CAREFUL = ("Careful, the goal is {}.", "The ice is slippery. The goal is {}.",
+           "I keep away from holes. The goal is {}.")
+PUSHING = ("The box is {box}. The target is {target} of it.",
+           "I see the box, it is {box}. The target is {target} of it.",
            "The target is {target} of the box. The box is {box} of me.")
 HABIT = ("I am not sure, let me just try.", "Let me just try.", "I just go, let me see.")
 SOUNDS = {"Teacher": "safe", "Librarian": "safe", "Engineer": "risky", "Trader": "risky"}
 
 
-# ---------------------------------------------------------------------------------------------- the players
+# ------------------------------------------------------------------------------------ the players
 def best_path(lake, success_rate, actions_left, length):  # -> at most `length` moves
-    """Optimal play on ice of this kind, by dynamic programming; planned as if none of these moves slipped."""
+    """Optimal play on ice of this kind, by dynamic programming. It is planned as if none of these
+    moves slipped.
+    """
     ice = envs.FrozenLake(success_rate=success_rate)
     ice.level = lake.level
 
@@ -56,7 +72,8 @@ def best_path(lake, success_rate, actions_left, length):  # -> at most `length` 
         return max(worth(cell, action, left) for action in ice.actions)
 
     def worth(cell, action, left):
-        return sum(chance * value(new, left - 1) for chance, new, _, _ in ice.outcomes(cell, action))
+        outcomes = ice.outcomes(cell, action)
+        return sum(chance * value(new, left - 1) for chance, new, _, _ in outcomes)
 
     cell = lake.state
     path = []
@@ -69,8 +86,9 @@ def best_path(lake, success_rate, actions_left, length):  # -> at most `length` 
 
 
 def solve(env):
-    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or None. To be called
-    before the level is won."""
+    """A shortest list of actions from env.state to success (FrozenLake: as if nothing slipped), or
+    None. To be called before the level is won.
+    """
     paths = {env.state: []}
     queue = [env.state]
     for state in queue:  # the list grows while we walk along it: breadth first
@@ -99,7 +117,7 @@ def choose(rng, options):
     return options[rng.integers(len(options))]
 
 
-def planner(env, actions_left, rng):  # -> thought, actions; or None: there is no way to win any more
+def planner(env, actions_left, rng):  # -> thought, actions; None if nothing can be won any more
     if isinstance(env, envs.FrozenLake):
         careful = rng.random() < 0.5
         length = rng.choice([1, 2, 3, 4], p=[0.15, 0.4, 0.3, 0.15])
@@ -128,20 +146,22 @@ def guess(env, rng):  # -> thought, actions
     return thought, rng.choice(env.actions, rng.integers(1, most + 1)).tolist()
 
 
-def demonstration(tok, rng, players, max_turns):  # -> Trajectory; `players`: name -> how often it writes a turn
-    name = rng.choice(list(WORLDS), p=list(WORLDS.values()))
+def demonstration(tok, rng, players, max_turns):  # players: {name: share of turns} -> Trajectory
+    name = rng.choice(list(SHARES), p=list(SHARES.values()))
     no_think = bool(rng.random() < 1 / 8)  # so that --no-think has something to begin with
-    cfg = rm.Config(env=name, model="tiny", device="cpu", max_turns=max_turns, no_think=no_think,
+    cfg = rm.Config(env=name, device="cpu", max_turns=max_turns, no_think=no_think,
                     success_rate=choose(rng, (1 / 3, 0.8)))
     seed, episode = rng.integers(len(envs.EVAL_SEEDS), 2 ** 31, 2).tolist()
     traj = rm.begin(seed, episode, 0, tok, cfg)
     play_by_script(traj, players, rng, tok, cfg)
-    assert tok.unk_token_id not in traj.ids, f"a word of {tok.decode(traj.ids)!r} is not in the vocabulary"
+    text = tok.decode(traj.ids)
+    assert tok.unk_token_id not in traj.ids, f"a word of {text!r} is not in the vocabulary"
     return traj
 
 
-def play_by_script(traj, players, rng, tok, cfg):  # to its end, in any world that `planner` knows, for any tokenizer
-    end_of_turn = rm.encode(tok, cfg.first_tag, ".", after_answer=True)[0]
+def play_by_script(traj, players, rng, tok, cfg):
+    """To its end, in any environment that `planner` knows, for any tokenizer."""
+    end = rm.end_tokens(SimpleNamespace(policy=None, tok=tok), cfg)[0]
     while not traj.done:
         player = rng.choice(list(players), p=list(players.values()))
         plan = planner(traj.env, traj.actions_left, rng) if player == "planner" else None
@@ -149,18 +169,19 @@ def play_by_script(traj, players, rng, tok, cfg):  # to its end, in any world th
         answer = " || ".join(actions[:cfg.max_actions_per_turn])
         if player != "sloppy":
             answer = f"<answer>{answer}</answer>"
-        text = f"<think>{thought}</think>{answer}"
-        if cfg.no_think:
-            text = answer
+        text = answer if cfg.no_think else f"<think>{thought}</think>{answer}"
         ids = tok(text.removeprefix(cfg.first_tag), add_special_tokens=False).input_ids
-        traj.append([*ids, end_of_turn], sampled=True)
-        rm.take_turn(traj, tok, cfg, [end_of_turn])
+        traj.append([*ids, end], sampled=True)
+        rm.take_turn(traj, tok, cfg, [end])
 
 
-# ------------------------------------------------------------------------------------------------ the lessons
+# ------------------------------------------------------------------------------------ the lessons
 def teach(model, demos, steps, speed, rng, title):
-    """Cross-entropy on the players' tokens. Muon (an optimizer that makes every step of a matrix an orthogonal one)
-    learnt this faster than AdamW alone in a prototype; it is for matrices only, the rest gets AdamW."""
+    """Minimizes the cross-entropy of the players' tokens.
+
+    Muon, an optimizer that makes each step of a matrix an orthogonal one, learned this faster than
+    AdamW alone in a prototype. It is for matrices only. The rest gets AdamW.
+    """
     matrices, others = [], []
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and "embed" not in name:
@@ -169,7 +190,7 @@ def teach(model, demos, steps, speed, rng, title):
             others.append(weight)
     muon = torch.optim.Muon(matrices, weight_decay=0.0)
     adam = torch.optim.AdamW(others)
-    cfg = rm.Config(model="tiny", device="cpu")
+    cfg = rm.Config(device="cpu")
     for step in tqdm(range(steps), title):
         chosen = [demos[i] for i in rng.integers(len(demos), size=64)]
         batch = rm.collate(chosen, "cpu")
@@ -186,24 +207,24 @@ def teach(model, demos, steps, speed, rng, title):
 
 
 def report(title, model, tok):
-    """Success on the evaluation levels, nearly greedy and as in training's evaluation."""
-    players = SimpleNamespace(policy=model, tok=tok)
-    worlds = [("sokoban", 1 / 3), ("frozenlake", 0.8), ("frozenlake", 1 / 3), ("bandit", 1 / 3)]
-    for name, success_rate in worlds:
-        cfg = rm.Config(env=name, model="tiny", device="cpu", success_rate=success_rate)
-        random, optimal = envs.mean_yardsticks(name, cfg.max_actions, success_rate=success_rate)[:, -1]
+    """Success on the held-out levels, nearly greedy and at the temperature of evaluations."""
+    models = SimpleNamespace(policy=model, tok=tok)
+    games = [("sokoban", 1 / 3), ("frozenlake", 0.8), ("frozenlake", 1 / 3), ("bandit", 1 / 3)]
+    for name, success_rate in games:
+        cfg = rm.Config(env=name, device="cpu", success_rate=success_rate)
+        yardsticks = envs.mean_yardsticks(name, cfg.max_actions, success_rate=success_rate)
+        random, optimal = yardsticks[:, -1]
         line = f"{title}: {name} {success_rate:.2f}"
         for cfg.temperature in (1e-4, rm.EVAL_TEMPERATURE):
-            trajs = rm.rollout(players, envs.EVAL_SEEDS, 1, cfg, 0)
+            trajs = rm.rollout(models, envs.EVAL_SEEDS, 1, cfg, 0)
             success = np.mean([traj.success for traj in trajs])
-            line += f"  at temperature {cfg.temperature:g}: {envs.with_interval(success, len(trajs))}"
+            share = plots.with_interval(success, len(trajs))
+            line += f"  at temperature {cfg.temperature:g}: {share}"
         print(f"{line}  random {random:.2f}  optimal {optimal:.2f}", flush=True)
 
 
-def cold_start(tok, steps, seed):  # -> model
-    rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+def untrained(tok):  # -> model
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=len(tok),
         hidden_size=64,
         intermediate_size=256,
@@ -211,10 +232,20 @@ def cold_start(tok, steps, seed):  # -> model
         num_attention_heads=4,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tok.eos_token_id))
-    lessons = [1] * (5 * steps) + [5] * (2 * steps)  # turns of an episode; short ones show more levels a second
-    planned = [demonstration(tok, rng, PLANNER, turns) for turns in tqdm(lessons, "planner's episodes")]
-    mixed = [demonstration(tok, rng, PRIOR, 5) for _ in tqdm(range(6000), "mixture's episodes")]
+        eos_token_id=tok.eos_token_id,
+        # By this the program knows the model, and all that is trained from it (see runs.is_tiny).
+        ragen_mini_presets="tiny"))
+
+
+def cold_start(tok, steps, seed):  # -> model
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    model = untrained(tok)
+    # Turns of each episode. Short ones show more levels a second.
+    lessons = [1] * (5 * steps) + [5] * (2 * steps)
+    planned = [demonstration(tok, rng, PLANNER, turns)
+               for turns in tqdm(lessons, "planner's episodes")]
+    mixed = [demonstration(tok, rng, MIXTURE, 5) for _ in tqdm(range(6000), "mixture's episodes")]
     teach(model, planned, steps, 1.0, rng, "planner")
     report("planner", model, tok)
     teach(model, mixed, 300, 0.4, rng, "mixture")
@@ -222,16 +253,22 @@ def cold_start(tok, steps, seed):  # -> model
     return model
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=10_000, help="gradient steps on the planner's episodes")
+    parser.add_argument("--steps", type=int, default=10_000,
+                        help="gradient steps on the planner's episodes")
     parser.add_argument("--out", type=Path, help="folder for the model (runs/tiny-seed<n>)")
     args = parser.parse_args()
     out = args.out or ROOT / f"runs/tiny-seed{args.seed}"
     if out.exists():
-        sys.exit(f"{out} exists: give another --out")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(rm.TINY)
-    cold_start(tokenizer, args.steps, args.seed).save_pretrained(out)
-    tokenizer.save_pretrained(out)
+        sys.exit(f"{out} exists. Give another --out")
+    tok = transformers.AutoTokenizer.from_pretrained(runs.TINY)
+    cold_start(tok, args.steps, args.seed).save_pretrained(out)
+    tok.save_pretrained(out)
     print(f"saved in {out}")
+
+
+if __name__ == "__main__":
+    main()

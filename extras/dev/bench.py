@@ -1,19 +1,22 @@
-"""How long does an iteration take, ours against what a student would write: `model.generate` for every turn over the
-whole history, then padded updates on logits of every token, old log-probs from a pass of their own.
+"""How long does an iteration take, with this code and with what a student would write?
 
-    python extras/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N] [--max-new-tokens n] [--max-turns K]
-                            [--rounds n]
-    python extras/bench.py --growth         how time grows with P*N and with the number of turns
-    python extras/bench.py --turns          the rollout of five and of ten turns alone, for large models
-    python extras/bench.py --once           the update as it is, and with recipes.read_once
-    python extras/bench.py --bf16           this code with recipes.bf16, and as it is
-    python extras/bench.py --agree          by how much the fast paths differ from the plain ones
-    python extras/bench.py --activations    memory a token of the backward pass: which model fits on which card?
+The student calls `model.generate` on the whole history in every turn. Then it makes padded updates
+on logits of every token, with old log-probs from a forward pass of their own.
 
-Both sides: the same weights (learning rate 0), levels, caps and environment code, GRPO without KL, on the CPU, in one
-process, taking turns; they sample different answers, hence also the time per token. Peak memory: resident set of a
-process that does one side's work alone (Linux). A model folder called frozenlake_sft was trained on other texts than
-ours: it gets those. No test asserts a time.
+    python extras/dev/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N]
+                               [--max-new-tokens n] [--max-turns K] [--rounds n] [--threads n]
+    python extras/dev/bench.py --growth        how time grows with P*N, and with the turns
+    python extras/dev/bench.py --turns         rollouts of five and of ten turns, for large models
+    python extras/dev/bench.py --once          the update as it is, and with recipes.read_once
+    python extras/dev/bench.py --bf16          this code with recipes.bf16, and as it is
+    python extras/dev/bench.py --agree         how far fast paths and plain ones differ
+    python extras/dev/bench.py --activations   memory per token: which model fits on which card?
+
+Both sides have the same weights (the learning rate is 0), levels, limits and environments. Both do
+GRPO without KL penalty on the CPU, in one process, taking turns. They sample different answers, so
+time per token is reported, too. Peak memory is the resident set of a process that does the work of
+one side alone (on Linux). A model folder called frozenlake_sft was trained on other texts than
+ours, so it gets those. No test asserts a time.
 """
 import argparse
 import os
@@ -24,7 +27,7 @@ import time
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
@@ -33,20 +36,23 @@ from torch.nn.utils.rnn import pad_sequence
 
 import envs
 import ragen_mini as rm
-from extras import mutants, recipes
+import runs
+from extras import recipes
+from extras.dev import mutants
 
-FIRST_SEED = len(envs.EVAL_SEEDS)  # lower ones are for evaluation
+# Lower ones belong to the held-out levels.
+FIRST_SEED = len(envs.EVAL_SEEDS)
 
 
-# ------------------------------------------------------------------------------------- what a student would write
+# ----------------------------------------------------------------------- what a student would write
 @torch.no_grad()
-def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectories
+def student_rollout(models, cfg, seeds, sampling_seed, **how):  # -> trajectories
     """Every turn reads the whole history again. how: of `generate`; by default it samples."""
-    how = how or dict(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
-    torch.manual_seed(dice_seed)
-    ends = [rm.encode(tok, cfg.first_tag, ".", after_answer=True)[0]]
-    if tok.eos_token_id is not None:
-        ends.append(tok.eos_token_id)
+    how = how or {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    torch.manual_seed(sampling_seed)
+    policy, tok = models.policy, models.tok
+    ends = rm.end_tokens(models, cfg)
+    exist = [token for token in ends if token >= 0]  # see write_to_the_limit
     trajs = []
     for group, seed in enumerate(seeds):
         for episode in range(cfg.rollouts):
@@ -54,8 +60,9 @@ def student_rollout(policy, tok, cfg, seeds, dice_seed, **how):  # -> trajectori
     live = trajs
     while live:
         ids, seen = padded_on_the_left(live, tok, policy.device)
-        written = policy.generate(input_ids=ids, attention_mask=seen, max_new_tokens=cfg.max_new_tokens,
-                                  pad_token_id=tok.pad_token_id, eos_token_id=ends, **how)
+        written = policy.generate(
+            input_ids=ids, attention_mask=seen, max_new_tokens=cfg.max_new_tokens,
+            pad_token_id=tok.pad_token_id, eos_token_id=exist or None, **how)
         answers = written[:, ids.shape[1]:].tolist()
         for traj, answer in zip(live, answers):
             for token in answer:
@@ -81,7 +88,7 @@ def student_update(trajs, policy, optimizer, cfg):
     R = rm.returns(trajs, cfg)
     advantage = rm.grpo_advantages(R).flatten()
     parts = []
-    for rows in torch.randperm(len(trajs)).split(cfg.update_size):
+    for rows in torch.randperm(len(trajs)).split(cfg.minibatch_size):
         some = [trajs[row] for row in rows]
         batch = rm.collate(some, "cpu")
         seen = [torch.ones(len(traj.ids) - 1, dtype=torch.long) for traj in some]
@@ -106,28 +113,30 @@ def student_logps(policy, batch):  # -> (B,T-1)
     return logp.gather(2, batch["targets"][:, :, None]).squeeze(2)
 
 
-# --------------------------------------------------------------------------------------------- side by side
-SYSTEM = "<|im_start|>system\nYou are solving the FrozenLake puzzle. Avoid the holes and go to the target.<|im_end|>\n"
+# ------------------------------------------------------------------------------------- side by side
+SYSTEM = ("<|im_start|>system\nYou are solving the FrozenLake puzzle. "
+          "Avoid the holes and go to the target.<|im_end|>\n")
 
 
 def speak_like_frozenlake_sft(tok):
-    """It knows one system message and no instructions, and counts its actions without "You have"."""
+    """It knows one system message, no instructions, and its actions without "You have"."""
     message = rm.message
 
     def shorter(*args):
         return message(*args).replace("You have ", "")
     rm.message = shorter
-    tok.chat_template = SYSTEM + (rm.TINY / "chat_template.jinja").read_text()
+    tok.chat_template = SYSTEM + (runs.TINY / "chat_template.jinja").read_text()
 
 
 def load(args):  # -> models with learning rate 0, cfg
-    cfg = rm.Config(env=args.env, success_rate=1 / 3, model=args.model, device="cpu", algo="grpo", kl_coef=0.0, lr=0.0,
-                    prompts=args.prompts, rollouts=args.rollouts, max_new_tokens=args.max_new_tokens,
-                    max_turns=args.max_turns)
+    cfg = rm.Config(
+        env=args.env, success_rate=1 / 3, max_turns=args.max_turns,
+        model=args.model, max_new_tokens=args.max_new_tokens, device="cpu",
+        prompts=args.prompts, rollouts=args.rollouts, algo="grpo", kl_coef=0.0, lr=0.0)
     models = rm.load_models(cfg)
     models.optimizer = rm.make_optimizer(models, cfg)
-    torch.set_num_threads(args.threads)  # load_models wants one for small models
-    models.policy.generation_config = transformers.GenerationConfig()  # plain sampling, no penalties of its maker
+    # Plain sampling, without the penalties that the maker of the model may have set:
+    models.policy.generation_config = transformers.GenerationConfig()
     if "frozenlake_sft" in args.model:
         speak_like_frozenlake_sft(models.tok)
     return models, cfg
@@ -142,7 +151,8 @@ def our_update(trajs, models, cfg, seed):
     rm.updates(batch, models, cfg, seed)
 
 
-def iteration(side, models, cfg, i):  # ours, bf16 or generate -> seconds of rollout and update, tokens written
+def iteration(side, models, cfg, i):  # -> seconds of rollout and of update, tokens written
+    """side: ours, bf16 or generate."""
     first = FIRST_SEED + i * cfg.prompts
     seeds = range(first, first + cfg.prompts)
     recipes.calculate_in_bf16(side == "bf16")
@@ -152,7 +162,7 @@ def iteration(side, models, cfg, i):  # ours, bf16 or generate -> seconds of rol
         middle = time.perf_counter()
         our_update(trajs, models, cfg, i)
     else:
-        trajs = student_rollout(models.policy, models.tok, cfg, seeds, i)
+        trajs = student_rollout(models, cfg, seeds, i)
         middle = time.perf_counter()
         student_update(trajs, models.policy, models.optimizer, cfg)
     end = time.perf_counter()
@@ -173,12 +183,15 @@ def compare(args, one="ours", other="generate"):
     for side, rows in times.items():
         rollout, update, tokens = np.array(rows[1:]).T
         total = rollout + update
-        each[side] = dict(iteration=total, rollout=rollout, update=update) | {"per token": total / tokens}
+        each[side] = {"iteration": total, "rollout": rollout, "update": update,
+                      "per token": total / tokens}
         medians = {name: np.median(column) for name, column in each[side].items()}
         print(f"{side:9} {medians['iteration']:6.2f} s an iteration = "
               f"rollout {medians['rollout']:.2f} + update {medians['update']:.2f}; "
-              f"{np.median(tokens):.0f} tokens, {np.median(tokens / rollout):.0f} tokens/s in the rollout, "
-              f"{1e6 * medians['per token']:.0f} ms per 1,000 tokens; peak {memory_of(side)} MiB", flush=True)
+              f"{np.median(tokens):.0f} tokens, "
+              f"{np.median(tokens / rollout):.0f} tokens/s in the rollout, "
+              f"{1e6 * medians['per token']:.0f} ms per 1,000 tokens; "
+              f"peak {memory_of(side)} MiB", flush=True)
     for name, seconds in each[one].items():
         ratio = seconds / each[other][name]
         rounds = f"of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f}"
@@ -202,31 +215,23 @@ def peak_memory(args):  # what that process does
     print(int(peak[1]) // 1024)
 
 
-# --------------------------------------------------------------------------------------------------- growth
-ENCODE = rm.encode
+# ------------------------------------------------------------------------------------------- growth
+END_TOKENS = rm.end_tokens
 
 
-def write_to_the_limit(tok):
-    """From now on nothing ends an answer: it has exactly max_new_tokens and is invalid, every episode lasts to its last
-    turn. The core has no such option, so `encode` is replaced here."""
-    rm.encode = without_end_of_turn
-    tok.eos_token = None
+def write_to_the_limit():
+    """From now on nothing ends an answer. It has exactly max_new_tokens and is invalid, so every
+    episode has all its turns.
+    """
+    rm.end_tokens = lambda models, cfg: [-1]  # a token that does not exist
 
 
-def write_as_usual(tok, eos):
-    rm.encode = ENCODE
-    tok.eos_token = eos
-
-
-def without_end_of_turn(tok, first_tag, text, after_answer=False):
-    """"." is how a rollout asks for the token that ends a turn; there is none."""
-    if text == ".":
-        return [-1]
-    return ENCODE(tok, first_tag, text, after_answer)
+def write_as_usual():
+    rm.end_tokens = END_TOKENS
 
 
 def once(args):
-    """The same trajectories in every round; both sides taking turns."""
+    """Both sides take turns, with the same trajectories in every round."""
     models, cfg = load(args)
     seeds = range(FIRST_SEED, FIRST_SEED + cfg.prompts)
     trajs = our_rollout(models, cfg, seeds, 0)
@@ -243,24 +248,26 @@ def once(args):
             times[side].append(time.perf_counter() - start)
     lengths = [len(traj.ids) for traj in trajs]
     message = np.mean([traj.mask.index(True) for traj in trajs])
-    print(f"{len(trajs)} trajectories of {np.mean(lengths):.0f} tokens, {message:.0f} of them the first message")
+    print(f"{len(trajs)} trajectories of {np.mean(lengths):.0f} tokens, "
+          f"{message:.0f} of them the first message")
     for side, seconds in times.items():
-        print(f"{side:10} update {np.median(seconds[1:]):.2f} s, peak {memory_of(side)} MiB", flush=True)
+        print(f"{side:10} update {np.median(seconds[1:]):.2f} s, peak {memory_of(side)} MiB",
+              flush=True)
     ratio = np.array(times["read once"][1:]) / np.array(times["as it is"][1:])
-    print(f"read once / as it is {np.median(ratio):.2f}  (of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f})")
+    print(f"read once / as it is {np.median(ratio):.2f}  "
+          f"(of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f})")
 
 
 def growth(args):
     models, cfg = load(args)
-    eos = models.tok.eos_token
     sizes = [args.prompts * 2 ** i // 8 for i in range(6)]
     settings_by_size = [(prompts, 5) for prompts in sizes if prompts]
     by_turns = [(args.prompts, turns) for turns in (1, 2, 5, 10)]
-    write_to_the_limit(models.tok)
+    write_to_the_limit()
     measure_growth("full length", "ours", settings_by_size, models, cfg, args)
     measure_growth("full length", "ours", by_turns, models, cfg, args)
     measure_growth("full length", "generate", by_turns[2:], models, cfg, args)
-    write_as_usual(models.tok, eos)
+    write_as_usual()
     measure_growth("real episodes", "ours", by_turns, models, cfg, args)
 
 
@@ -271,14 +278,15 @@ def measure_growth(title, side, settings, models, cfg, args):
             seconds = iteration(side, models, cfg, i)[:2]
             rows.append(seconds)
         rollout, update = np.median(rows[1:], axis=0)  # the first one warms up
-        print(f"{title}, {side}: {cfg.prompts * cfg.rollouts} trajectories, {cfg.max_turns} turns of "
-              f"{cfg.max_new_tokens} tokens: rollout {rollout:.2f} s, update {update:.2f} s", flush=True)
+        print(f"{title}, {side}: {cfg.prompts * cfg.rollouts} trajectories, {cfg.max_turns} turns "
+              f"of {cfg.max_new_tokens} tokens: rollout {rollout:.2f} s, update {update:.2f} s",
+              flush=True)
 
 
 def turns(args):
-    """The rollout alone: a large model's updates would take minutes."""
+    """The rollout alone, because updates of a large model would take minutes."""
     models, cfg = load(args)
-    write_to_the_limit(models.tok)
+    write_to_the_limit()
     for cfg.max_turns in (5, 10):
         seconds = []
         for i in range(args.rounds + 1):
@@ -287,19 +295,20 @@ def turns(args):
             seconds.append(time.perf_counter() - start)
         written = np.mean([sum(traj.mask) for traj in trajs])
         read = np.mean([len(traj.ids) for traj in trajs])
-        print(f"full length, ours: {len(trajs)} trajectories, {cfg.max_turns} turns of {cfg.max_new_tokens} tokens: "
-              f"rollout {np.median(seconds[1:]):.2f} s; {written:.0f} tokens written, {read:.0f} in all", flush=True)
+        print(f"full length, ours: {len(trajs)} trajectories, {cfg.max_turns} turns of "
+              f"{cfg.max_new_tokens} tokens: rollout {np.median(seconds[1:]):.2f} s; "
+              f"{written:.0f} tokens written, {read:.0f} in all", flush=True)
 
 
-# ------------------------------------------------------------------------------------------ fast against plain
-def gradient(trajs, models, cfg):  # -> of the GRPO loss on all trajectories at once, shortened to MAX_GRAD_NORM
+# ------------------------------------------------------------------------------- fast against plain
+def gradient(trajs, models, cfg):  # -> of the GRPO loss on all trajectories at once, clipped
     seen = []
 
     class Catch(torch.optim.SGD):
         def step(self):
             all_grads = [weight.grad.flatten() for weight in models.policy.parameters()]
             seen.append(torch.cat(all_grads))
-    cfg.update_size = len(trajs)
+    cfg.minibatch_size = len(trajs)
     models.optimizer = Catch(models.policy.parameters(), lr=0.0)
     our_update(trajs, models, cfg, 0)
     return seen[0]
@@ -310,7 +319,7 @@ def largest(one, other):
 
 
 @torch.no_grad()
-def differences(traj, policy, cfg):  # -> of one trajectory: cached, plain, chunked (see `agree`)
+def differences(traj, policy, cfg):  # -> cached, plain, chunked of one trajectory (see `agree`)
     batch = rm.collate([traj], "cpu")
     mask = batch["mask"]
     logp_of_all = policy(input_ids=batch["inputs"]).logits[mask].log_softmax(-1)
@@ -329,7 +338,7 @@ def differences(traj, policy, cfg):  # -> of one trajectory: cached, plain, chun
 
 
 def agree(args):
-    """The fast paths against the plain ones, on real answers of the model."""
+    """Compares the fast paths with the plain ones, on real answers of the model."""
     models, cfg = load(args)
     trajs = our_rollout(models, cfg, range(FIRST_SEED, FIRST_SEED + cfg.prompts), 0)
     found = [differences(traj, models.policy, cfg) for traj in trajs]
@@ -339,20 +348,26 @@ def agree(args):
     whole = gradient(trajs, models, cfg)
     tokens = sum(sum(traj.mask) for traj in trajs)
     print(f"largest differences over {tokens} tokens: "
-          f"log-probs of the cached rollout and of a fresh pass {cached:.1e}; log-probs and entropies of trained tokens only and of all {plain:.1e}; in chunks of 64 tokens and whole "
-          f"{chunked:.1e}; gradient by micro-batches and whole {largest(micro, whole):.1e} "
+          f"log-probs of the cached rollout and of a fresh pass {cached:.1e}; "
+          f"log-probs and entropies of trained tokens only and of all {plain:.1e}; "
+          f"in chunks of 64 tokens and whole {chunked:.1e}; "
+          f"gradient by micro-batches and whole {largest(micro, whole):.1e} "
           f"(its largest entry {whole.abs().max():.1e})")
 
 
 def activations(args):
-    """Bytes a token that the forward pass keeps for the backward one, under bf16 autocast, random weights: the slope
-    between 128 and 256 tokens, in which the bf16 copies of the weights cancel."""
+    """Bytes per token that the forward pass keeps for the backward pass, under bf16 autocast.
+
+    They are the slope between 128 and 256 tokens, in which the bf16 copies of the weights cancel.
+    """
     import peft
     shapes = {
-        "SmolLM2-135M": transformers.LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-                                                 num_attention_heads=9, num_key_value_heads=3),
-        "Qwen2.5-0.5B": transformers.Qwen2Config(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                                                 num_attention_heads=14, num_key_value_heads=2)}
+        "SmolLM2-135M": transformers.LlamaConfig(
+            hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+            num_attention_heads=9, num_key_value_heads=3),
+        "Qwen2.5-0.5B": transformers.Qwen2Config(
+            hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+            num_attention_heads=14, num_key_value_heads=2)}
     for name, config in shapes.items():
         config.vocab_size = 1000  # the logits are counted apart
         body = transformers.AutoModel.from_config(config)
@@ -376,13 +391,15 @@ def bytes_kept(body, T):
     def unpack(x):
         return x
     ids = torch.randint(1000, (1, T))
-    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        hidden = body(input_ids=ids, use_cache=False)  # held, or its storages would be used again
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    with torch.autocast("cpu", torch.bfloat16), hooks:
+        # It is held, because otherwise its storages would be used again.
+        hidden = body(input_ids=ids, use_cache=False)  # noqa: F841
     return sum(storages.values())
 
 
-def about(machine, program="bench.py"):  # -> first line of the output, so that a file of it says where it comes from
-    command = " ".join([f"python extras/{program}", *sys.argv[1:]])
+def about(machine, program="bench.py"):  # -> first line of the output: where it comes from
+    command = " ".join([f"python extras/dev/{program}", *sys.argv[1:]])
     return (f"{command}: commit {mutants.commit()}, {machine}, torch {torch.__version__}, "
             f"transformers {transformers.__version__}")
 
@@ -393,8 +410,9 @@ def cpu():
 
 def main():
     parser = argparse.ArgumentParser("bench.py", description=__doc__.partition("\n\n")[0])
-    for name, default in (("model", "tiny"), ("env", "frozenlake"), ("prompts", 8), ("rollouts", 16),
-                          ("max-new-tokens", 32), ("max-turns", 5), ("rounds", 10), ("threads", 2), ("memory-of", "")):
+    defaults = {"model": "tiny", "env": "frozenlake", "prompts": 8, "rollouts": 16,
+                "max-new-tokens": 32, "max-turns": 5, "rounds": 10, "threads": 2, "memory-of": ""}
+    for name, default in defaults.items():
         parser.add_argument("--" + name, type=type(default), default=default)
     modes = (once, bf16, growth, turns, agree, activations)
     for mode in modes:

@@ -1,44 +1,49 @@
-"""What breaks a model that has won? Its training is forked shortly before the break, with one thing changed.
+"""What breaks a model that has won? We fork its training shortly before, with one thing changed.
 
-    python figures/fork.py --jobs 2       train what is missing; stopped, the same command goes on
-    python figures/paper.py fig-fork      the picture; `forks`: the tables (fork_report.py)
+    python figures/research/fork.py --jobs 2    trains what is missing; stopped, it goes on
+    python figures/paper.py fig-fork            the picture; `forks`: the tables (fork_report.py)
 
 All of this was decided before any of the runs was made:
 
-Origins. PPO in the trap of paper.json (bandit, rate 2e-3, 8 trajectories an update, at most 400 iterations), with the
-seeds 41, 42, ... until ten have won (a mean success of five iterations of 0.9 or more) and were not lost before
-iteration 40. Every five iterations the networks and Adam's state are kept, in runs/fork. Lost:
-plots.peak_and_collapse.
+Origins. An origin is a run of PPO in the trap of paper.json: bandit, rate 2e-3, 8 trajectories per
+update, at most 400 iterations. The seeds are 41, 42, ..., until ten runs have won (a mean success
+of five iterations of 0.9 or more) and were not lost before iteration 40. Every five iterations the
+networks and Adam's state are kept, in runs/fork. *Lost* is what plots.peak_and_collapse says.
 
-Fork points. (a) before the break: the last of those states that is five iterations or more before the loss. For an
-origin that is not lost: the first such origin takes the fork point of the first lost one, by seed, and so on. (b)
-iteration 30. A lost origin was *calm* if the median of the longest gradients of the 20 iterations up to (a) is below
-0.03.
+Fork points. (a) is before the break: the last kept state that is five iterations or more before the
+loss. An origin that is not lost takes the fork point of a lost one: the first such origin takes
+that of the first lost one, by seed, and so on. (b) is iteration 30. A lost origin was *calm* if the
+median of the largest gradient norms of the 20 iterations up to (a) is below 0.03.
 
-Forks. Each is trained for 20 iterations with new dice (levels, sampling, order of the updates), eight times an arm, with
-the same eight dice in every arm:
+Forks. Each is trained for 20 iterations with new random numbers, for levels, sampling and the order
+of minibatches. These are called its dice. Each arm has eight forks, with the same eight dice in
+every arm:
     at (a)    as it is
-              floor        Adam's second moment of a weight never falls below its value at iteration 30
-              cap          a weight moves at most 0.3 learning rates an update
+              floor        Adam's second moment of a weight never falls below its value at
+                           iteration 30
+              cap          a weight moves by at most 0.3 learning rates in an update
               third        a third of both rates
     at (b)    as it is
-              calm         Adam's second moment times 1e-4, its first times 1e-2: as gradients of a hundredth would leave them
-              calm, cap    the same, and a weight moves at most 0.3 learning rates
+              calm         Adam's second moment times 1e-4, its first times 1e-2: as gradients of a
+                           hundredth would leave them
+              calm, cap    the same, and a weight moves by at most 0.3 learning rates
 
-Measures. A fork is lost if in each of its last five iterations success is below half of its origin's peak (a run that
-ends for want of updates goes on at its last value). Its longest step: the largest root mean square, over the policy's
-weights, of an update's movement in learning rates.
+Measures. A fork is lost if success is below half of its origin's peak in each of its last five
+iterations. (A run that ends for want of updates goes on at its last value.) Its longest step is the
+largest root mean square, over the policy's weights, of an update's movement in learning rates.
 
-Tests. McNemar's exact test over pairs of forks of the same origin, point and dice, two-sided; p after Holm over these
-seven: floor, and cap, against "as it is" in calm and in other lost origins; third in all lost origins; calm against
-"as it is", and against "calm, cap", in all. What follows: if the calm is the cause, "floor" prevents breaks of calm
-origins and "calm" makes some. If any long step is, "cap" and "third" protect the other origins, too. Pairs tell of
-these ten models; how far that carries to other seeds, the counts by origin show.
+Tests. McNemar's exact test over pairs of forks of the same origin, point and dice, two-sided, with
+Holm's correction over these seven: floor, and cap, against "as it is", in calm and in other lost
+origins; third in all lost origins; calm against "as it is", and against "calm, cap", in all. What
+would follow: if the calm is the cause, "floor" prevents breaks of calm origins, and "calm" makes
+some. If any long step is the cause, "cap" and "third" protect the other origins, too. Pairs tell of
+these ten models. The counts by origin show how far that carries to other seeds.
 
-Added later, since another processor rounds differently: an origin and all of its forks are made on one machine. Where
-the states of an unfinished origin are not at hand, it is made again with its forks (seeds 43 to 50 were, after 41 of
-their forks had been made; 41 and 42 were complete). The cut turned out to be deeper than a calm: with beta2 0.999 a
-factor of 1e-4 takes 9,206 updates without a gradient, and a whole run makes 6,400. The arms act on policy and critic.
+Added later, because another processor rounds differently: an origin and all its forks are made on
+one machine. If the states of an unfinished origin are not there, it is made again with its forks.
+(Seeds 43 to 50 were, after 41 of their forks had been made. 41 and 42 were complete.) The cut
+turned out to be deeper than a calm: with beta2 = 0.999 a factor of 1e-4 takes 9,206 updates without
+a gradient, and a whole run makes 6,400. The arms change both policy and critic.
 """
 import argparse
 import bz2
@@ -54,7 +59,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-FIGURES = Path(__file__).resolve().parent
+FIGURES = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(FIGURES.parent))
 
 import plots
@@ -63,7 +68,8 @@ import ragen_mini as rm
 RUNS = FIGURES.parent / "runs" / "fork"
 DATA = FIGURES / "tiny" / "forks.jsonl"
 PACKED = DATA.with_suffix(".jsonl.bz2")  # when all are there
-SETTINGS = dict(env="bandit", model="tiny", device="cpu", lr=2e-3, update_size=8, iterations=400, eval_every=0)
+SETTINGS = dict(env="bandit", model="tiny", device="cpu", lr=2e-3, minibatch_size=8,
+                iterations=400, eval_every=0)
 FIRST_SEED, ORIGINS = 41, 10
 WON, NOT_BEFORE = 0.9, 40
 KEPT_EVERY = 5
@@ -74,23 +80,26 @@ BEFORE_BREAK = ("as it is", "floor", "cap", "third")
 AT_EARLY = ("as it is", "calm", "calm, cap")
 
 
-# --------------------------------------------------------------------------------------------------- origins
+# ----------------------------------------------------------------------------------------- origins
 def train_origin(seed):  # -> dict for DATA
     folder = RUNS / f"seed{seed}"
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was stopped
     cfg = rm.Config(**SETTINGS, seed=seed, out=str(folder))
-    rows, _ = rm.train(cfg, watch=keep_state)
+    rows, _ = rm.train(cfg, callback=keep_state)
     run = plots.Run({}, rows)
-    columns = {name: run.series(name)[1].tolist() for name in ("success", "valid", "distinct", "entropy", "grad_norm_max")}
+    names = ("success", "valid", "distinct", "entropy", "grad_norm_max")
+    columns = {name: run.series(name)[1].tolist() for name in names}
     peak_at, lost_at = plots.peak_and_collapse(run)
     success = np.array(columns["success"])
     peak = success[peak_at - 1:peak_at - 1 + plots.WINDOW].mean()  # iteration 1 is the first
-    return dict(origin=seed, peak=round(peak, 4), lost_at=None if lost_at is None else int(lost_at), **columns)
+    lost_at = None if lost_at is None else int(lost_at)
+    return dict(origin=seed, peak=round(peak, 4), lost_at=lost_at, **columns)
 
 
-def keep_state(row, trajs, learned, models, cfg):  # a `watch`
+def keep_state(row, trajs, models, cfg):
     if row["iteration"] % KEPT_EVERY == 0 and row["iteration"] >= EARLY:
-        parts = {name: getattr(models, name).state_dict() for name in ("policy", "critic", "optimizer")}
+        names = ("policy", "critic", "optimizer")
+        parts = {name: getattr(models, name).state_dict() for name in names}
         torch.save(parts, state_of(cfg.seed, row["iteration"]))
 
 
@@ -112,7 +121,7 @@ def fork_points(origins):  # {seed: dict} -> {seed: iteration of (a)}
     return points | dict(zip(survivors, of_lost))
 
 
-# ----------------------------------------------------------------------------------------------------- forks
+# ------------------------------------------------------------------------------------------- forks
 def train_fork(origin, at, arm, dice):  # -> dict for DATA
     with contextlib.redirect_stdout(io.StringIO()):
         cfg = rm.Config(**SETTINGS, seed=1000 * origin + dice)
@@ -125,12 +134,14 @@ def train_fork(origin, at, arm, dice):  # -> dict for DATA
     measure_steps(models, steps)
     rows = []
     for i in range(at + 1, at + 1 + LENGTH):
-        row, _, _ = rm.iterate(i, models, cfg)
+        row, _ = rm.iterate(i, models, cfg)
         rows.append(row)
-        if plots.is_dead(rows) and len(rows) >= plots.COLLAPSED_FOR:
+        if rm.is_dead(rows):
             break
-    columns = {name: [row.get(name) for row in rows] for name in ("success", "valid", "grad_norm_max")}
-    return dict(fork=origin, at=at, arm=arm, dice=dice, longest_step=round(max(steps, default=0.0), 4), **columns)
+    names = ("success", "valid", "grad_norm_max")
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    longest = round(max(steps, default=0.0), 4)
+    return dict(fork=origin, at=at, arm=arm, dice=dice, longest_step=longest, **columns)
 
 
 def change(models, arm, origin):
@@ -149,7 +160,9 @@ def change(models, arm, origin):
 
 
 def keep_above(adam, origin):
-    """Adam divides its second moment by 1 - beta2 ** step, which is far from 1 at iteration 30: the floor, too."""
+    """Adam divides its second moment by 1 - beta2 ** step, which is far from 1 at iteration 30. So
+    the floor is divided by it, too.
+    """
     beta2 = adam.param_groups[0]["betas"][1]
     early = torch.load(state_of(origin, EARLY))["optimizer"]["state"]
     floors = {}
@@ -169,23 +182,30 @@ def weights(adam):
 
 def cap_steps(adam, most):  # in learning rates
     before = {}
-    adam.register_step_pre_hook(lambda *_: before.update({w: w.detach().clone() for w in weights(adam)}))
+
+    def remember(*_):
+        for weight in weights(adam):
+            before[weight] = weight.detach().clone()
 
     @torch.no_grad()
     def shorten(*_):
         for group in adam.param_groups:
             limit = most * group["lr"]
             for weight in group["params"]:
-                weight.copy_(before[weight] + (weight - before[weight]).clamp(-limit, limit))
+                step = (weight - before[weight]).clamp(-limit, limit)
+                weight.copy_(before[weight] + step)
+    adam.register_step_pre_hook(remember)
     adam.register_step_post_hook(shorten)
 
 
-def measure_steps(models, steps):  # appends a number for every update
+def measure_steps(models, steps):
+    """Appends a number to `steps` for every update."""
     policy = models.optimizer.param_groups[0]
     before = {}
 
     def remember(*_):
-        before["policy"] = torch.nn.utils.parameters_to_vector(policy["params"]).detach().clone()
+        vector = torch.nn.utils.parameters_to_vector(policy["params"])
+        before["policy"] = vector.detach().clone()
 
     def measure(*_):
         now = torch.nn.utils.parameters_to_vector(policy["params"]).detach()
@@ -195,7 +215,7 @@ def measure_steps(models, steps):  # appends a number for every update
     models.optimizer.register_step_post_hook(measure)
 
 
-# ------------------------------------------------------------------------------------------------ all of them
+# ------------------------------------------------------------------------------------- all of them
 def load():  # -> {seed: origin}, {(seed, at, arm, dice): fork}
     origins, forks = {}, {}
     text = ""
@@ -212,7 +232,7 @@ def load():  # -> {seed: origin}, {(seed, at, arm, dice): fork}
     return origins, forks
 
 
-def chosen(origins):  # the first ten that qualify -> {seed: origin}; or None: more are needed
+def chosen(origins):  # -> {seed: origin} of the first ten that qualify; None if more are needed
     found = {}
     for seed in range(FIRST_SEED, FIRST_SEED + len(origins)):
         if seed not in origins:
@@ -248,7 +268,7 @@ def work(task):
 
 
 def forget_without_states():
-    """Of origins with forks to do whose states are not on this machine, nothing is kept in DATA."""
+    """Keeps nothing in DATA of origins that lack forks and whose states are not on this machine."""
     origins, forks = load()
     if chosen(origins) is None:
         seeds = set(origins)
@@ -282,6 +302,7 @@ def to_do():
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
     run(parser.parse_args().jobs)

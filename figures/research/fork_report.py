@@ -1,4 +1,4 @@
-"""What came out of fork.py: which forks were lost. Measures and tests were decided before (see there).
+"""What came out of fork.py: which forks were lost? Measures and tests were decided before.
 
     python figures/paper.py fig-fork      the picture: figures/tiny/fig-fork.png
     python figures/paper.py forks         three tables
@@ -6,20 +6,24 @@
 import itertools
 from dataclasses import dataclass
 
-import matplotlib.figure
-import matplotlib.style
 import numpy as np
 
-import fork
 import ledger
 import plots
-from envs import need
+from research import fork
+from runs import need
 
-CALM = 0.03  # below this median of the longest gradients an origin was calm
-LAST = 5  # iterations in which a lost fork is below half of its origin's peak
-ARMS = [*itertools.product([False], fork.BEFORE_BREAK), *itertools.product([True], fork.AT_EARLY)]  # early?, arm
-SHOWN = {"calm": "second moment cut", "calm, cap": "cut, capped", "cap": "capped", "third": "a third of the rate",
-         "calm origin": "lost after a calm", "not calm origin": "lost without a calm", "not lost origin": "not lost"}
+# An origin was calm if the median of its largest gradient norms is below this.
+CALM = 0.03
+# In so many iterations a lost fork is below half of its origin's peak.
+LAST = 5
+# Pairs: is it forked at iteration 30? And the arm.
+ARMS = [*itertools.product([False], fork.BEFORE_BREAK), *itertools.product([True], fork.AT_EARLY)]
+SHOWN = {
+    "calm": "second moment cut", "calm, cap": "cut, capped", "cap": "capped",
+    "third": "a third of the rate",
+    "calm origin": "lost after a calm", "not calm origin": "lost without a calm",
+    "not lost origin": "not lost"}
 QUESTIONS = (  # an arm, what it is compared with, in which origins
     ("floor", "as it is", "calm"),
     ("floor", "as it is", "not calm"),
@@ -31,7 +35,8 @@ QUESTIONS = (  # an arm, what it is compared with, in which origins
 
 
 @dataclass
-class Forks:  # eight forks of one origin and one arm, by dice
+class Forks:
+    """Eight forks of one origin and one arm, by dice."""
     seed: int
     kinds: tuple  # of the origin: "all" and "not lost", or "all", "lost" and "calm" or "not calm"
     early: bool  # from iteration 30?
@@ -43,7 +48,7 @@ class Forks:  # eight forks of one origin and one arm, by dice
 def collect():  # -> list of Forks
     origins, forks = fork.load()
     origins = fork.chosen(origins)
-    need(origins, "origins are missing: python figures/fork.py")
+    need(origins, "origins are missing: python figures/research/fork.py")
     found = []
     for seed, at in sorted(fork.fork_points(origins).items()):
         for early, arm in ARMS:
@@ -51,14 +56,15 @@ def collect():  # -> list of Forks
             begin = fork.EARLY if early else at
             for dice in fork.DICE:
                 key = seed, begin, arm, dice
-                need(key in forks, "forks are missing: python figures/fork.py")
+                need(key in forks, "forks are missing: python figures/research/fork.py")
                 some.lost.append(is_lost(forks[key], origins[seed]))
                 some.steps.append(longest_step(forks[key]))
             found.append(some)
     return found
 
 
-def longest_step(one):  # in full learning rates: fork.py measured in the fork's own
+def longest_step(one):
+    """In full learning rates. fork.py measured it in the fork's own."""
     if one["arm"] == "third":
         return one["longest_step"] / 3
     return one["longest_step"]
@@ -82,7 +88,7 @@ def chosen(found, kind, early, arm):  # -> those Forks, by seed
     return [some for some in found if (some.early, some.arm) == (early, arm) and kind in some.kinds]
 
 
-def mcnemar(one, other):  # True and False, in pairs -> p; how often only the first, how often only the second
+def mcnemar(one, other):  # True and False, in pairs -> p, how often only one, how often only other
     one, other = np.array(one, dtype=bool), np.array(other, dtype=bool)
     first = int((one & ~other).sum())
     second = int((other & ~one).sum())
@@ -90,7 +96,7 @@ def mcnemar(one, other):  # True and False, in pairs -> p; how often only the fi
     return p, first, second
 
 
-# --------------------------------------------------------------------------------------------- tables, picture
+# --------------------------------------------------------------------------------- tables, picture
 def tables(found):  # -> list of Markdown
     return [by_origin(found), by_arm(found), by_question(found)]
 
@@ -113,12 +119,15 @@ def by_arm(found):  # -> Markdown
     for kind in ("calm", "not calm", "all"):
         for early, arm in ARMS:
             some = chosen(found, kind, early, arm)
-            if not some or early != (kind == "all"):  # early forks are compared in all origins together
+            # Early forks are compared in all origins together.
+            if not some or early != (kind == "all"):
                 continue
             lost = np.concatenate([forks.lost for forks in some])
             steps = np.concatenate([forks.steps for forks in some])
-            rows.append([kind, in_words(early, arm), f"{lost.sum()} of {len(lost)}", f"{np.median(steps):.2f}"])
-    return ledger.markdown(["origins", "arm", "lost", "longest step, median [learning rates]"], rows)
+            rows.append([kind, in_words(early, arm), f"{lost.sum()} of {len(lost)}",
+                         f"{np.median(steps):.2f}"])
+    head = ["origins", "arm", "lost", "longest step, median [learning rates]"]
+    return ledger.markdown(head, rows)
 
 
 def by_question(found):  # -> Markdown
@@ -126,33 +135,34 @@ def by_question(found):  # -> Markdown
     for arm, other, kind in QUESTIONS:
         early = arm == "calm"
         ours, theirs = [], []  # of the same origins and dice, in pairs
-        for one, two in zip(chosen(found, kind, early, arm), chosen(found, kind, early, other)):
-            ours += one.lost
-            theirs += two.lost
+        for forks in chosen(found, kind, early, arm):
+            ours += forks.lost
+        for forks in chosen(found, kind, early, other):
+            theirs += forks.lost
         p, first, second = mcnemar(ours, theirs)
         ps.append(p)
         rows.append([f"{arm} / {other}", kind, str(len(ours)), f"{first} / {second}"])
     for row, p in zip(rows, ledger.holm(ps, [1] * len(ps))):
         row.append(f"{p:.3f}")
-    return ledger.markdown(["arms", "origins", "pairs", "only the first, only the second is lost", "p (Holm)"], rows)
+    head = ["arms", "origins", "pairs", "only the first, only the second is lost", "p (Holm)"]
+    return ledger.markdown(head, rows)
 
 
-@matplotlib.style.context(plots.STYLE)
-def draw(found, title):  # -> figure
-    """A line an origin, in the colour of its kind: the share of its forks that was lost."""
-    fig = matplotlib.figure.Figure(figsize=(10, 3.6), layout="constrained")
+def draw(found, title, out):
+    """A line for each origin, in the colour of its kind: the share of its forks that was lost."""
     panels = {False: fork.BEFORE_BREAK, True: fork.AT_EARLY}
-    axes = fig.subplots(1, 2, sharey=True)
-    for ax, (early, arms) in zip(axes, panels.items()):
-        for number, kind in enumerate(("calm", "not calm", "not lost")):
-            draw_origins(ax, found, kind, early, arms, number)
-        ax.set_xticks(range(len(arms)), [SHOWN.get(arm, arm) for arm in arms])
-        ax.set_title("forked at iteration 30" if early else "forked before the break")
-    axes[0].set_ylim(-0.05, 1.05)
-    axes[0].set_ylabel("share of the forks that is lost")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="a line: eight forks an arm of one run")
-    fig.suptitle(title)
-    return fig
+    with plots.picture(out, 10, 3.6) as fig:
+        axes = fig.subplots(1, 2, sharey=True)
+        for ax, (early, arms) in zip(axes, panels.items()):
+            for number, kind in enumerate(("calm", "not calm", "not lost")):
+                draw_origins(ax, found, kind, early, arms, number)
+            ax.set_xticks(range(len(arms)), [SHOWN.get(arm, arm) for arm in arms])
+            ax.set_title("forked at iteration 30" if early else "forked before the break")
+        axes[0].set_ylim(-0.05, 1.05)
+        axes[0].set_ylabel("share of the forks that is lost")
+        fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                   title="a line: one run, with eight forks of each arm")
+        fig.suptitle(title)
 
 
 def draw_origins(ax, found, kind, early, arms, number):
@@ -160,6 +170,7 @@ def draw_origins(ax, found, kind, early, arms, number):
     label = SHOWN.get(kind + " origin", kind)
     for k, forks in enumerate(zip(*columns)):
         shares = [np.mean(some.lost) for some in forks]
-        x = np.arange(len(arms)) + 0.06 * (number - 1) + 0.015 * k  # so that lines do not cover each other
+        # A little to the side, so that lines do not cover each other.
+        x = np.arange(len(arms)) + 0.06 * (number - 1) + 0.015 * k
         ax.plot(x, shares, "o-", color=f"C{number}", lw=0.8, alpha=0.8, label=label)
-        label = None  # one entry a kind
+        label = None  # one entry for each kind

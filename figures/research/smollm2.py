@@ -1,15 +1,18 @@
-"""A real pretrained model learns: SmolLM2-135M-Instruct, on a CPU. First the form (extras/warm_start.py), then GRPO.
+"""A real pretrained model learns: SmolLM2-135M-Instruct, on a CPU. A warm start comes first, then
+GRPO.
 
-    python figures/smollm2.py bandit --seed 1 --model FOLDER    FOLDER: SmolLM2-135M-Instruct, or its hub id
-    python figures/smollm2.py lake --bf16 ...                   in bf16 (recipes.bf16): half the time, if the CPU knows it
-    python figures/smollm2.py draw                              figures/smollm2/fig-smollm2.png, and a table
+    python figures/research/smollm2.py bandit --seed 1 --model FOLDER    a folder, or its hub id
+    python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
+    python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, a table
 
-Everything that a run tells is written, at every evaluation, to figures/smollm2/WORLD-seedN.json: the warm start, the
-settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain `generate`, before and
-after. The warm-started model and the run lie in runs/smollm2. The settings were tried on the bandit with seed 100. The
-lake has the bandit's, and is not learnt. `told` is the same lake in words (extras/told_lake.py), after forty lessons of
-the planner: tried with seeds 100 to 102, and without lessons with 1 and 2. `alone` is without lessons, with twice the
-episodes: tried with seed 101.
+There are four tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
+lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
+lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
+told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
+
+At every evaluation the whole report is written to figures/smollm2/TASK-seedN.json: the warm start,
+the settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain
+`generate`, before and after. The warm-started model and the run are in runs/smollm2.
 """
 import argparse
 import contextlib
@@ -21,70 +24,75 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-FIGURES = Path(__file__).resolve().parent
+FIGURES = Path(__file__).resolve().parents[1]
 ROOT = FIGURES.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(FIGURES)]
 
-import matplotlib.figure
-import matplotlib.style
 import torch
-import transformers
 
 import envs
 import ledger
 import paper
 import plots
 import ragen_mini as rm
-from envs import need
-from extras import mutants, recipes, warm_start
+from extras import recipes, warm_start
+from extras.dev import mutants
+from runs import need, one_line_errors
 
 RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
-SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5, max_new_tokens=60,
-              eval_prompts=128, save_every=5, device="cpu")
-WORLDS = {
+SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
+              max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
+TASKS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
     "lake": dict(env="frozenlake", iterations=40, eval_every=10),
     "told": dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10),
-    "alone": dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8, update_size=64)}
-TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons", "alone": "in words, no lessons"}
-LESSONS = {"told": ["--lessons", "40", "--lesson-lr", "1e-4"]}  # of a planner, before the form
+    "alone": dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8,
+                  minibatch_size=64)}
+TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons",
+          "alone": "in words, no lessons"}
+# Lessons of the planner come before those of the form.
+LESSONS = {"told": ["--lessons", "40", "--lesson-lr", "1e-4"]}
 
 
-def run(world, seed, model, options=""):
+# ---------------------------------------------------------------------------------------- training
+def run(task, seed, model, options=""):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
-    name = f"{world}-seed{seed}"
-    folder = RUNS / name
+    name = f"{task}-seed{seed}"
     warm = RUNS / f"warm-{name}"
-    settings = SHARED | WORLDS[world] | {"seed": seed}
+    settings = SHARED | TASKS[task] | {"seed": seed}
     report = {
-        "command": f"python figures/smollm2.py {world} --seed {seed}{options}",
+        "command": f"python figures/research/smollm2.py {task} --seed {seed}{options}",
         "commit": mutants.commit(),
         "machine": f"one thread of {cpu()}, torch {torch.__version__}",
         "day": time.strftime("%Y-%m-%d"),
-        "warm start": start_warm(model, warm, settings, LESSONS.get(world, []))}
-    cfg = rm.Config(**settings, model=str(warm), out=str(folder))
-    if Path(folder, "checkpoint", "trainer.pt").exists():  # stopped: go on
-        cfg = rm.parse_config(["--resume", str(folder)])
+        "warm start": start_warm(model, warm, settings, LESSONS.get(task, []))}
+    cfg = rm.Config(**settings, model=str(warm), out=str(RUNS / name))
+    if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
+        cfg = rm.parse_config(["--resume", cfg.out])
         report["plain generate"] = load()[name]["plain generate"]
     report["settings"] = asdict(cfg)
-    for private in ("model", "out", "resume"):
+    for private in ("model", "out", "resume", "filled"):
         del report["settings"][private]
 
-    def watch(row, trajs, learned, models, cfg):  # the report is whole after every evaluation
+    def callback(row, trajs, models, cfg):
         if "eval" in row:
-            report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
-            samples = lines_of(cfg.out, "samples.jsonl")
-            last = [sample for sample in samples if sample["iteration"] == row["iteration"]]
-            report["episodes"] = samples[:2] + last[:2]  # of the first and of the last evaluation
-            answers = report.setdefault("plain generate", [])
-            answers[1:] = [plain_answer(models, cfg)]  # the first one stays
-            report["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            add_to(report, row, models, cfg)
             write(report, DATA / f"{name}.json")
     models = rm.load_models(cfg)
-    if cfg.max_turns == 1:  # the same gradients, in half the time; with more turns it gains nothing
+    if cfg.max_turns == 1:  # the same gradients in half of the time; more turns gain nothing
         recipes.read_messages_once(models)
-    rm.train(cfg, models, watch=watch)
+    rm.train(cfg, models, callback)
+
+
+def add_to(report, row, models, cfg):
+    report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
+    samples = lines_of(cfg.out, "samples.jsonl")
+    last = [sample for sample in samples if sample["iteration"] == row["iteration"]]
+    report["episodes"] = samples[:2] + last[:2]  # of the first evaluation, and of the last
+    answers = report.setdefault("plain generate", [])
+    answers[1:] = [plain_answer(models, cfg)]  # the first one stays
+    report["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def cpu():
@@ -108,22 +116,23 @@ def lines_of(folder, name):
     return [json.loads(line) for line in Path(folder, name).read_text().splitlines()]
 
 
-def plain_answer(models, cfg):  # greedy, without a line of ours but the prompt
-    ids = rm.begin(0, 0, 0, models.tok, cfg).ids
-    written = models.policy.generate(torch.tensor([ids]), max_new_tokens=cfg.max_new_tokens, do_sample=False)
+def plain_answer(models, cfg):
+    """By the library's greedy `generate`. Nothing of it is ours but the prompt."""
+    ids = torch.tensor([rm.begin(0, 0, 0, models.tok, cfg).ids])
+    written = models.policy.generate(ids, max_new_tokens=cfg.max_new_tokens, do_sample=False)
     return models.tok.decode(written[0])
 
 
 def write(report, file):
     file.parent.mkdir(exist_ok=True)
     new = file.with_suffix(".new")
-    new.write_text(json.dumps(report, indent=0))
+    new.write_text(json.dumps(report, indent=0, default=float))
     new.replace(file)
 
 
-# ------------------------------------------------------------------------------------------------ picture, table
+# ---------------------------------------------------------------------------------- table, picture
 def load():  # -> {"bandit-seed1": report}
-    files = [file for world in WORLDS for file in sorted(DATA.glob(f"{world}-seed*.json"))]
+    files = [file for task in TASKS for file in sorted(DATA.glob(f"{task}-seed*.json"))]
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
@@ -133,11 +142,12 @@ def table(reports):  # -> Markdown
     for name, report in reports.items():
         run = ledger.Run(report["settings"], report["rows"])
         _, success = run.series(metric_of(report))
-        before, after = (envs.with_interval(x, report["settings"]["eval_prompts"]) for x in success[[0, -1]])
+        n = report["settings"]["eval_prompts"]
         seconds = run.rows[-1]["seconds"]
         speed = run.series("tokens")[1].sum() / seconds
         memory = report["peak memory, MiB"] / 1024
-        rows.append([name, before, after, str(len(run.rows) - 1), f"{seconds / 3600:.1f}", f"{speed:.0f}",
+        rows.append([name, plots.with_interval(success[0], n), plots.with_interval(success[-1], n),
+                     str(len(run.rows) - 1), f"{seconds / 3600:.1f}", f"{speed:.0f}",
                      f"{memory:.1f} GiB"])
     return ledger.markdown(head, rows)
 
@@ -146,41 +156,47 @@ def metric_of(report):
     return f"eval {envs.title(report['settings']['env'])}"
 
 
-@matplotlib.style.context(plots.STYLE)
 def draw(reports, out):
-    worlds = list(dict.fromkeys(name.partition("-")[0] for name in reports))
-    fig = matplotlib.figure.Figure(figsize=(9, 3.4), layout="constrained")
-    for place, world in enumerate(worlds, 1):
-        ax = fig.add_subplot(1, len(worlds), place)
-        runs = {}  # of every seed, so that it has its colour; empty where this world has none
-        for seed in range(1, 1 + max(report["settings"]["seed"] for report in reports.values())):
-            report = reports.get(f"{world}-seed{seed}", {"settings": SHARED | WORLDS[world], "rows": []})
-            runs[f"seed {seed}"] = run = ledger.Run(report["settings"], report["rows"])
-        plots.draw_evaluations(ax, runs, f"eval {envs.title(run.config['env'])}")
-        ax.set_title(TITLES[world])
-    shown = {}  # by seed, once
-    for ax in fig.axes:
-        handles, labels = ax.get_legend_handles_labels()
-        shown |= dict(zip(labels, handles))
-    fig.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
-    fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, on 128 evaluation levels")
-    paper.save(fig, out)
+    tasks = list(dict.fromkeys(name.partition("-")[0] for name in reports))
+    most_seeds = max(report["settings"]["seed"] for report in reports.values())
+    shown = {}  # each seed has one entry in the legend
+    with plots.picture(out, 9, 3.4) as fig:
+        for ax, task in zip(fig.subplots(1, len(tasks)), tasks):
+            runs = {}
+            for seed in range(1, 1 + most_seeds):
+                # Every seed has its colour, also where this task has no run of it.
+                nothing = {"settings": SHARED | TASKS[task], "rows": []}
+                report = reports.get(f"{task}-seed{seed}", nothing)
+                runs[f"seed {seed}"] = ledger.Run(report["settings"], report["rows"])
+            plots.draw_evaluations(ax, runs, f"eval {envs.title(TASKS[task]['env'])}")
+            ax.set_title(TITLES[task])
+            handles, labels = ax.get_legend_handles_labels()
+            shown |= dict(zip(labels, handles))
+        fig.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
+        fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, in 128 held-out levels")
+    paper.shrink(out)
     return out
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*WORLDS, "draw"])
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*TASKS, "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     args = parser.parse_args()
-    if args.what == "draw":
-        reports = load()
-        need(reports, "no run yet: python figures/smollm2.py bandit")
-        print(table(reports))
-        print(draw(reports, DATA / "fig-smollm2.png"))
-    else:
-        if args.bf16:
-            recipes.calculate_in_bf16()
-        run(args.what, args.seed, args.model, " --bf16" * args.bf16)
+    with one_line_errors():
+        if args.what == "draw":
+            reports = load()
+            need(reports, "There is no run yet: python figures/research/smollm2.py bandit")
+            print(table(reports))
+            print(draw(reports, DATA / "fig-smollm2.png"))
+        else:
+            if args.bf16:
+                recipes.calculate_in_bf16()
+            run(args.what, args.seed, args.model, " --bf16" if args.bf16 else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
-"""The tutorial in real kernels, and a class of notebooks in nbgrader: some minutes, so it is run by name.
+"""The tutorial in real kernels, its checks against right and wrong answers, and a class of
+notebooks in nbgrader. It takes some minutes, so it is run by name:
 
-    python -m pytest -q tests/slow_course.py        needs nbgrader beside requirements.txt; .ci/run does it
+    python -m pytest -q tests/slow/slow_course.py    needs nbgrader beside requirements.txt
 """
 import csv
 import json
@@ -17,7 +18,8 @@ import nbclient
 import nbformat
 import pytest
 
-from test_tutorial import CODE, GRADED, cell_of, lists, loses_its_points, run, source  # it says where the course is
+# First, because it says where the course is.
+from test_tutorial import CODE, GRADED, cell_of, lists, loses_its_points, run, source
 import checks
 import course
 import exercises
@@ -25,18 +27,19 @@ import ragen_mini as rm
 from staff.answers import RIGHT, SOLVED, WRONG, notebook, save
 
 ROOT = checks.ROOT
-# settings of one's own stay as they are
+# Of the training cell. Settings of one's own stay as they are.
 SHORTER = {"train": ("SETTINGS | settings()", "SETTINGS | dict(iterations=2) | settings()")}
+TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray", "show-stale")
 
 
-TRAINED = ("train", "settings", "show-run", "show-before-after", "show-xray")
-
-
+# ------------------------------------------------------------------------------ stubs and plugging
 def test_stubs_are_not_solved():
     for name, exercise in exercises.EXERCISES.items():
         text = source(cell_of(f"{name}-answer"))
-        assert ("raise NotImplementedError()" in text and "# YOUR CODE HERE" in text) or name in exercises.BUGS
-        assert checks.check(exercise, run(text, name), exercise.cases()), f"{name} passes as it is"
+        stub = "raise NotImplementedError()" in text and "# YOUR CODE HERE" in text
+        assert stub or name in exercises.BUGS
+        passes = not checks.check(exercise, run(text, name), exercise.cases())
+        assert not passes, f"{name} passes as it is"
 
 
 @pytest.mark.parametrize("name", exercises.BUGS)
@@ -57,7 +60,6 @@ def test_the_shipped_function_passes(name):
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_training_calls_what_was_plugged_in(algo, monkeypatch):
-    """Each of the eleven, also those that are defaults of other functions in the program."""
     names = re.findall(r'"(\w+)"', source(cell_of("plug-in")).partition("]")[0])
     assert len(names) == 11
     called = set()
@@ -73,20 +75,43 @@ def test_training_calls_what_was_plugged_in(algo, monkeypatch):
             return function(*args, **options)
         return Counted if isinstance(function, type) else counting
     settings = dict(env="bandit", algo=algo, iterations=1, prompts=2, rollouts=4, eval_prompts=2)
-    space = dict(rm=rm, tempfile=tempfile, passed=lambda name: True, SETTINGS={}, watch=lambda *_: False,
-                 use=lambda name, answer: answer, settings=lambda: settings)
+    space = dict(rm=rm, tempfile=tempfile, passed=lambda name: True, SETTINGS={},
+                 watch=lambda *_: False, use=lambda name, answer: answer,
+                 settings=lambda: settings)
     for name in names:
         space[name] = counted(name, getattr(rm, name))
         monkeypatch.setattr(rm, name, getattr(rm, name))  # put back at the end
-    for table in "BY_CRITIC", "BY_GROUP":
-        monkeypatch.setattr(rm, table, dict(getattr(rm, table)))
     exec(source(cell_of("plug-in")), space)
     exec(source(cell_of("train")), space)
-    assert set(names) - called == ({"grpo_advantages"} if algo == "ppo" else {"gae", "value_loss"})
+    unused = {"grpo_advantages"} if algo == "ppo" else {"gae", "value_loss"}
+    assert set(names) - called == unused
+
+
+def test_plugged_in_answers_train_as_the_shipped_functions_do(tmp_path, monkeypatch):
+    """Those of right_answers.py, written in another style: the same rows, but for rounding, and
+    `tiny` with the same presets.
+    """
+    cfg = rm.Config(model="tiny", device="cpu", env="sokoban", iterations=1, prompts=2, rollouts=4,
+                    minibatch_size=4, eval_every=0)
+    rows = []
+    for plug in (False, True):
+        if plug:
+            texts = {name: texts[0] for name, texts in RIGHT.items() if texts and hasattr(rm, name)}
+            plugged = {name: run(text, name) for name, text in texts.items()
+                       if name in source(cell_of("plug-in"))}
+            assert len(plugged) == 10  # all but take_step, which has no second way
+            for name, answer in plugged.items():
+                monkeypatch.setattr(rm, name, answer)
+            assert rm.Config(model="tiny", device="cpu").filled == rm.STARPO | rm.FOR_TINY
+        rows.append(rm.train(rm.replace(cfg, out=str(tmp_path / str(plug))))[0][1])
+    for name in ("reward", "success", "entropy", "valid", "grad_norm", "updates"):
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3, abs=1e-5), name
 
 
 def test_all_cells_but_training_run(monkeypatch, capsys):
-    """From top to bottom as a student finds them; only the graded ones fail."""
+    """From top to bottom as a student finds them. Only the graded ones fail, and the shipped
+    functions train where nothing was written.
+    """
     monkeypatch.setattr(course, "html", str)
     monkeypatch.chdir(checks.ROOT)
     shipped = {name: getattr(rm, name) for name in course.SHIPPED if hasattr(rm, name)}
@@ -98,12 +123,18 @@ def test_all_cells_but_training_run(monkeypatch, capsys):
             except course.NoPoints:
                 assert cell["id"] in exercises.EXERCISES
     plt.close("all")
-    assert {name: getattr(rm,
-                          name) for name in shipped} == shipped, "the shipped functions train where nothing was written"
+    assert {name: getattr(rm, name) for name in shipped} == shipped
     assert capsys.readouterr().out.splitlines()[-1].split() == ["0", "of", "20"]
 
 
-@pytest.mark.parametrize("name, text", [*SOLVED.items(), *((name, text) for name, texts in RIGHT.items() for text in texts)])
+# -------------------------------------------------------------------------- right and wrong answers
+def right_ones():
+    for name, texts in RIGHT.items():
+        for text in (SOLVED[name], *texts):
+            yield name, text
+
+
+@pytest.mark.parametrize("name, text", right_ones())
 def test_right_answers(name, text):
     exercise = exercises.EXERCISES[name]
     assert not checks.check(exercise, run(text, name), exercise.cases(1))
@@ -116,14 +147,33 @@ def test_wrong_answers(name, words, text):
 
 @pytest.mark.parametrize("name", GRADED)
 def test_every_usual_mistake_is_known(name):
-    """Its words are said in the notebook, where the staff's folder is not: so its pieces must be the shipped text's."""
+    """Its words are said in the notebook, where the staff's folder is not: so its pieces must be
+    those of the shipped code.
+    """
     usual = [words for words, *_ in checks.ANSWERS.get(name, ())]
-    assert [words for words, _ in checks.usual_mistakes(exercises.EXERCISES[name])] == usual
+    known = checks.usual_mistakes(exercises.EXERCISES[name])
+    assert [words for words, _ in known] == usual
 
 
-@pytest.mark.parametrize("name", [name for name in course.RUNS if not re.search("[1-7]", name)])  # the first seed of those of Exercise 15
+@pytest.mark.parametrize("answer", [
+    None, 3, "gae", lambda *args, **named: None, lambda *args, **named: object(), lambda: 1 / 0,
+    lambda *args, **named: exit(), lambda *args, **named: float("nan")])
+@pytest.mark.parametrize("name", GRADED)
+def test_no_answer_can_crash_a_check(name, answer, capsys):
+    assert course.use(name, answer) is course.SHIPPED[name] and not course.passed(name)
+    assert name in capsys.readouterr().out
+    with pytest.raises(course.NoPoints):
+        course.earned(name)
+    # Running the check once more does not earn the points with the shipped one.
+    course.use(name, course.SHIPPED[name])
+    assert not course.passed(name)
+
+
+# ------------------------------------------------------------------------------------- shipped logs
+# Of those of Exercise 15, the first seed.
+@pytest.mark.parametrize("name", [name for name in course.RUNS if not re.search("[1-7]", name)])
 def test_the_curves_of_the_bug_hunt_are_of_this_program(name, tmp_path):
-    """The first iteration is made again; another processor may round a few choices differently."""
+    """The first iteration is made again. Another processor may round a few choices differently."""
     _, rows = course.train_run(name, tmp_path, iterations=2)
     _, shipped = course.shipped_runs()[name]
     assert rows[1].keys() == shipped[1].keys()
@@ -133,15 +183,18 @@ def test_the_curves_of_the_bug_hunt_are_of_this_program(name, tmp_path):
 
 def test_the_command_for_missing_curves():
     """Nothing is missing: it only has to find the project."""
-    done = subprocess.run([sys.executable, ROOT / "course" / "course.py"], cwd="/", capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("all runs are in ")
+    done = subprocess.run([sys.executable, ROOT / "course" / "course.py"], cwd="/",
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("all runs are in ")
 
 
-def with_cell(book, source, after="imports"):  # the student adds a cell of his own
+# ------------------------------------------------------------------------------------------ kernels
+def with_cell(book, text, after="imports"):  # the student adds a cell
     book = json.loads(json.dumps(book))
     place = [cell["id"] for cell in book["cells"]].index(after) + 1
-    own = dict(cell_type="code", id=f"own-{place}", metadata={}, source=source, outputs=[], execution_count=None)
-    book["cells"].insert(place, own)
+    book["cells"].insert(place, dict(cell_type="code", id=f"own-{place}", metadata={}, source=text,
+                                     outputs=[], execution_count=None))
     return book
 
 
@@ -180,130 +233,158 @@ def short_default(monkeypatch):
     book = shorter(notebook())
     for cell in book["cells"]:
         if cell["id"] == "imports":
-            cell["source"] = "".join(cell["source"]) + "\nimport exercises\nexercises.SETTINGS['iterations'] = 2"
+            text = "\nimport exercises\nexercises.SETTINGS['iterations'] = 2"
+            cell["source"] = "".join(cell["source"]) + text
     return book
 
 
 def test_run_all_of_the_untouched_notebook(short_default):
+    """An error in every graded cell, and in no other."""
     book = run_all(short_default)
     assert points(book) == ["0", "of", "20"]
-    failed = [cell["id"] for cell in book["cells"] for output in cell.get("outputs",
-                                                                          ()) if output["output_type"] == "error"]
-    assert failed == list(exercises.EXERCISES), "every graded cell, and no other"
+    failed = [cell["id"] for cell in book["cells"]
+              if "error" in [output["output_type"] for output in cell.get("outputs", ())]]
+    assert failed == list(exercises.EXERCISES)
 
 
 def test_run_all_with_the_shipped_functions():
     book = run_all(shorter(notebook(SOLVED)))
     assert points(book) == ["20", "of", "20"]
     outputs = {cell["id"]: cell["outputs"] for cell in book["cells"] if cell["cell_type"] == "code"}
-    assert "shipped" not in outputs["plug-in"][0]["text"], "his own functions train"
+    assert "shipped" not in outputs["plug-in"][0]["text"], "the student's own functions train"
     for picture in ("show-board", "show-mask", "show-advantages", "show-xray"):
         assert "text/html" in outputs[picture][-1]["data"]
-    for picture in ("show-spread", "show-clip", "show-returns", "show-paradox", "paradox-curves", "show-collapse",
-                    "show-run"):
+    for picture in ("show-spread", "show-clip", "show-returns", "show-paradox", "paradox-curves",
+                    "show-collapse", "show-run", "show-online-k"):
         assert "image/png" in outputs[picture][-1]["data"]
+    slices = "".join(output["text"] for output in outputs["show-stale"]).splitlines()
+    outside = [float(re.search(r"([\d.]+)% outside", line)[1]) for line in slices]
+    assert slices[0].startswith("slice 1: ratios from 1.00 to 1.00, 0.0% outside")
+    assert len(outside) == 4 and min(outside[1:]) > 0 and outside[3] > outside[1]
 
 
 def test_a_notebook_alone_fetches_the_project(tmp_path):
     """As on Colab: the first two cells in an empty folder."""
-    project = shutil.copytree(ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(".git", ".venv", "runs",
-                                                                                        "__pycache__"))
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "all"]):
+    skip = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__")
+    project = shutil.copytree(ROOT, tmp_path / "project", ignore=skip)
+    author = ("-c", "user.name=a", "-c", "user.email=b")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "all"]):
         subprocess.run(["git", *words], cwd=project, check=True)
     (tmp_path / "alone").mkdir()
     book = notebook()
-    book["cells"] = [cell for cell in book["cells"] if cell["id"] in ("get", "imports", "show-board")]
+    wanted = ("get", "imports", "show-board")
+    book["cells"] = [cell for cell in book["cells"] if cell["id"] in wanted]
     run_all(book, tmp_path / "alone", RAGEN_MINI=str(project), PIP_NO_INDEX="1", PIP_NO_DEPS="1")
     assert (tmp_path / "alone" / "ragen-mini" / "ragen_mini.py").exists()
 
 
-# ------------------------------------------------------------------------------------------- a class, in nbgrader
-MOST = {name: source for name, source in SOLVED.items() if name != "settings"}  # 19 points, and the default settings
+# ----------------------------------------------------------------------------- a class, in nbgrader
+# 19 points, and the default settings.
+MOST = {name: text for name, text in SOLVED.items() if name != "settings"}
 README = (ROOT / "course/staff/README.md").read_text()
+ENDLESS = "def gae(reward, value, mask, gamma, lam):\n    while True:\n        pass"
 
 
-def the_class(released):
-    """-> {student: (notebook, points)}. A notebook takes a minute, so two of them have many mishaps."""
-    def solved(answers):
-        book = json.loads(json.dumps(released))
-        for cell in book["cells"]:
-            name = cell["id"].removesuffix("-answer")
-            if cell["id"].endswith("-answer") and name in answers:
-                cell["source"] = answers[name]
-        return book
+def filled_in(book, solutions):  # {exercise: its cell} -> a notebook
+    book = json.loads(json.dumps(book))
+    for cell in book["cells"]:
+        name = cell["id"].removesuffix("-answer")
+        if cell["id"].endswith("-answer") and name in solutions:
+            cell["source"] = solutions[name]
+    return book
 
-    def without(*names):
-        return 20 - sum(exercises.EXERCISES[name].points for name in names)
-    endless = "def gae(reward, value, mask, gamma, lam):\n    while True:\n        pass"
-    # right, in words of one's own
-    unlucky = MOST | {name: right[0] for name, right in RIGHT.items() if right}
-    unlucky |= {"gae": endless, "policy_loss": "def policy_loss(:\n    return", "settings": "settings = 3"}
-    unlucky = solved(unlucky)
-    for own in ("%%time\n!echo hello\nfrom IPython.display import display\ndisplay('experiment')", "1 / 0",
-                "print('x' * 10_000_000)"):
-        unlucky = with_cell(unlucky, own)
-    hidden = next(text for words, text in WRONG["parse_answer"] if words == "")  # only the hidden checks find it
-    sly = solved(MOST | {"parse_answer": hidden, "gae": WRONG["gae"][0][1]})
-    sly["cells"] = [cell for cell in sly["cells"] if cell["id"] != "collate-answer"]
-    for cell in sly["cells"]:
+
+def without(*names):
+    return 20 - sum(exercises.EXERCISES[name].points for name in names)
+
+
+def unlucky(released):
+    """Right in words of one's own, with mishaps: an endless function, a syntax error, no function,
+    cells that fail or print without end.
+    """
+    solutions = MOST | {name: right[0] for name, right in RIGHT.items() if right}
+    solutions |= {"gae": ENDLESS, "policy_loss": "def policy_loss(:\n    return",
+                  "settings": "settings = 3"}
+    book = filled_in(released, solutions)
+    for own in ("%%time\n!echo hello\nfrom IPython.display import display\ndisplay('experiment')",
+                "1 / 0", "print('x' * 10_000_000)"):
+        book = with_cell(book, own)
+    return book
+
+
+def sly(released):
+    """One answer that only hidden checks refuse, a cell that is missing, a check that was changed.
+    """
+    hidden = next(text for words, text in WRONG["parse_answer"] if words == "")
+    _, wrong_gae = WRONG["gae"][0]
+    book = filled_in(released, MOST | {"parse_answer": hidden, "gae": wrong_gae})
+    book["cells"] = [cell for cell in book["cells"] if cell["id"] != "collate-answer"]
+    for cell in book["cells"]:
         if cell["id"] == "gae":  # nbgrader puts its own check back
             cell["source"] = "import course\ncourse.RESULTS['gae'] = True"
-    return {"right": (solved(SOLVED), 20), "untouched": (solved({}), 0),
-            "unlucky": (unlucky, without("gae", "policy_loss", "settings")),
-            "sly": (sly, without("parse_answer", "gae", "collate", "settings"))}
+    return book
 
 
-def test_nbgrader(tmp_path, short_default):
-    """Settings and commands of course/staff/README.md, in a clean folder, for a class with the usual mishaps."""
-    pytest.importorskip("nbgrader")
-    generate, autograde, feedback = re.findall(r"^nbgrader (.*)$", README, re.M)
+def the_class(released):  # -> {student: (notebook, points)}
+    """A notebook takes a minute, so two of them have many mishaps."""
+    return {"right": (filled_in(released, SOLVED), 20),
+            "untouched": (filled_in(released, {}), 0),
+            "unlucky": (unlucky(released), without("gae", "policy_loss", "settings")),
+            "sly": (sly(released), without("parse_answer", "gae", "collate", "settings"))}
+
+
+@pytest.fixture
+def course_folder(tmp_path, short_default):
+    """A clean folder for a course, with the project and the settings of course/staff/README.md."""
     settings, = re.findall(r"```python\n(c = get_config.*?)```", README, re.S)
     assert "c.Execute.timeout = 600" in settings
     settings = settings.replace("timeout = 600", "timeout = 60")  # for the endless one
     skip = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.ipynb", "*.csv")
-    source = shutil.copytree(ROOT, tmp_path / "source" / "tutorial", ignore=skip)
-    save(short_default, source / "tutorial.ipynb")
+    project = shutil.copytree(ROOT, tmp_path / "source" / "tutorial", ignore=skip)
+    save(short_default, project / "tutorial.ipynb")
     (tmp_path / "nbgrader_config.py").write_text(settings)
+    return tmp_path
+
+
+def in_course(folder, *words):  # runs a program in the folder of the course -> what it prints
     programs = str(Path(sys.executable).parent)  # nbgrader calls another one of them
-    environment = os.environ | {"HIDDEN_CHECKS": "1", "PATH": programs + os.pathsep + os.environ["PATH"]}
+    environment = os.environ | {"HIDDEN_CHECKS": "1",
+                                "PATH": programs + os.pathsep + os.environ["PATH"]}
+    done = subprocess.run([f"{programs}/{words[0]}", *words[1:]], cwd=folder, capture_output=True,
+                          text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
-    def nbgrader(words):
-        done = subprocess.run([f"{programs}/nbgrader", *words.split()], cwd=tmp_path, capture_output=True, text=True,
-                              env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-    nbgrader(generate)
-    for_the_staff = {file.name for file in (source / "course" / "staff").iterdir()} - {"README.md"}
+
+def test_nbgrader(course_folder):
+    """The commands of course/staff/README.md, for a class with the usual mishaps."""
+    generate, autograde, feedback = re.findall(r"^nbgrader (.*)$", README, re.M)
+    in_course(course_folder, "nbgrader", *generate.split())
+    staff = course_folder / "source" / "tutorial" / "course" / "staff"
+    for_the_staff = {file.name for file in staff.iterdir()} - {"README.md"}
     assert {"rubric.md", "answers.py"} <= for_the_staff
-    assert not for_the_staff & {file.name for file in (tmp_path / "release").rglob("*")}
-    released = json.loads((tmp_path / "release" / "tutorial" / "tutorial.ipynb").read_text())
-    right = the_class(released)
-    for student, (book, _) in right.items():
-        save(book, tmp_path / "submitted" / student / "tutorial" / "tutorial.ipynb")
-    nbgrader(autograde)
-    assert not list((tmp_path / "autograded").rglob("staff")), "the checks do without it"
-    nbgrader("export --to grades.csv")
-    with open(tmp_path / "grades.csv", newline="") as file:
+    released = course_folder / "release"
+    assert not for_the_staff & {file.name for file in released.rglob("*")}
+
+    handed_in = the_class(json.loads((released / "tutorial" / "tutorial.ipynb").read_text()))
+    for student, (book, _) in handed_in.items():
+        save(book, course_folder / "submitted" / student / "tutorial" / "tutorial.ipynb")
+    in_course(course_folder, "nbgrader", *autograde.split())
+    assert not list((course_folder / "autograded").rglob("staff")), "the checks do without it"
+
+    in_course(course_folder, "nbgrader", "export", "--to", "grades.csv")
+    with open(course_folder / "grades.csv", newline="") as file:
         lines = list(csv.DictReader(file))
-    assert {float(line["max_score"]) for line in lines} == {26}, "20 by checks, 6 for the questions that are graded by hand"
+    # 20 by checks, 6 for the questions that are graded by hand.
+    assert {float(line["max_score"]) for line in lines} == {26}
     found = {line["student_id"]: float(line["score"]) for line in lines}
-    assert found == {student: points for student, (_, points) in right.items()}
-    told = subprocess.run([sys.executable, source / "course/staff/points.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    by_student = {line.split()[0]: line.split()[1:] for line in told.stdout.splitlines()}
-    assert by_student["right"] == "checks 20 words 0 core 6.5".split() and by_student.keys() == right.keys()
-    nbgrader(feedback)
-    page = (tmp_path / "feedback" / "untouched" / "tutorial" / "tutorial.html").read_text()
-    assert "none of the" in page and "not written yet" in page, "why there are no points"
+    assert found == {student: points for student, (_, points) in handed_in.items()}
 
+    told = in_course(course_folder, "python", "source/tutorial/course/staff/points.py")
+    by_student = {line.split()[0]: line.split()[1:] for line in told.splitlines()}
+    assert by_student["right"] == "checks 20 words 0 core 6.5".split()
+    assert by_student.keys() == handed_in.keys()
 
-@pytest.mark.parametrize("answer", [None, 3, "gae", lambda *args, **named: None, lambda *args, **named: object(),
-                                    lambda: 1 / 0,
-                                    lambda *args, **named: exit(), lambda *args, **named: float("nan")])
-@pytest.mark.parametrize("name", GRADED)
-def test_no_answer_can_crash_a_check(name, answer, capsys):
-    assert course.use(name, answer) is course.SHIPPED[name] and not course.passed(name)
-    assert name in capsys.readouterr().out
-    with pytest.raises(course.NoPoints):
-        course.earned(name)
-    course.use(name, course.SHIPPED[name])
-    assert not course.passed(name), "running the check once more would earn the points with the shipped one"
+    in_course(course_folder, "nbgrader", *feedback.split())
+    page = course_folder / "feedback" / "untouched" / "tutorial" / "tutorial.html"
+    assert "none of the" in page.read_text() and "not written yet" in page.read_text()

@@ -1,4 +1,4 @@
-"""figures/paper.py as a process of its own, and what DIFFERENCES.md counts: pytest -q tests/slow_figures.py"""
+"""figures/paper.py as a process of its own, and what DIFFERENCES.md and CLAIMS.md count."""
 import os
 import signal
 import subprocess
@@ -10,12 +10,14 @@ import pytest
 import envs
 from conftest import ROOT
 from slow_paper import FIGURES, WORDS, logged, paper, saved, stage, wait_for
-import warnings_of_loss
+from test_ledger import CLAIMS, runs_of, says
+from research import warnings_of_loss
 
 
 def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):
-    """Ctrl-C in a terminal reaches a whole process group, SIGTERM only the parent: either way the runs are told once. Then a
-    run loses its checkpoint."""
+    """Ctrl-C in a terminal reaches a whole process group, and SIGTERM only the parent. Either way
+    the runs are told once. Then a run loses its checkpoint.
+    """
     command = [sys.executable, "parent.py", str(FIGURES), *WORDS]
 
     def begin():
@@ -53,10 +55,9 @@ def test_ctrl_c_stops_a_figure_and_the_same_command_goes_on(tmp_path, stage):
     assert stops[second] == [0] * 3 + [1] * 2 + [2] * 4, "with one: it went on, twice"
 
 
-@pytest.mark.parametrize("name, shared", [("sokoban", "37% (Sokoban)"), ("frozenlake", "32% (lake)")])
-def test_what_is_said_of_held_out_levels(name, shared):
-    """figures/DIFFERENCES.md: level and start are never trained on, the level with another start is."""
-    page = (ROOT / "figures/DIFFERENCES.md").read_text()
+@pytest.mark.parametrize("name, shown", [("sokoban", "(Sokoban)"), ("frozenlake", "(lake)")])
+def test_what_is_said_of_held_out_levels(name, shown):
+    """A level with its start is never trained on. With another start many levels are."""
     env = envs.make(name)
 
     def level_of(seed):
@@ -65,34 +66,35 @@ def test_what_is_said_of_held_out_levels(name, shared):
     whole = {level_of(seed)[1] for seed in envs.EVAL_SEEDS}
     training = [level_of(seed) for seed in range(1000, 4000)]
     assert not any(level in whole for _, level in training)
-    trained = {room for room, _ in training}
+    trained = {level for level, _ in training}
     found = np.mean([level_of(seed)[0] in trained for seed in envs.EVAL_SEEDS])
-    assert shared.startswith(f"{found:.0%} ") and shared in page
+    says((ROOT / "figures/DIFFERENCES.md").read_text(), f"{found:.0%} {shown}")
 
 
 def test_what_the_page_says_of_warnings():
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    runs = paper.runs_of("trap", "PPO", args)
-    page = (ROOT / "figures/CLAIMS.md").read_text()
-    _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
-    fresh = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
-    _, _, after_fresh, otherwise_fresh, difference = warnings_of_loss.row_of(fresh, "entropy")
-    assert (f"with probability {after}, otherwise {otherwise}; fresh ones with {after_fresh} and {otherwise_fresh} (the interval "
-            "holds 0: not replicated)") in page
-    assert "[-" in difference, "its interval holds 0"
-    of_32 = warnings_of_loss.row_of(paper.runs_of("trap, fresh seeds", "StarPO-S of 32", args), "entropy")
-    assert f"*StarPO-S of 32* with {of_32[2]} and {of_32[3]}." in page and "[-" not in of_32[-1]
-    for world, method in [*paper.pairs_of("equal")]:
-        assert "[-" in warnings_of_loss.row_of(paper.runs_of(world, method, args), "reward_std")[-1]
-    assert "[-" in warnings_of_loss.row_of(runs, "reward_std")[-1] and "[-" in warnings_of_loss.row_of(fresh, "reward_std")[-1]
-    assert ("Long gradients warn as well, the in-group std never clearly; with several turns none of the four signals logged "
-            "does.") in page
-    groups = [runs] + [paper.runs_of(world, method, args) for world, method in paper.pairs_of("equal")]
-    warned = {metric: ["[-" not in warnings_of_loss.row_of(some, metric)[-1] for some in groups] for metric in ("entropy", "grad_norm_max")}
-    assert sum(warned["grad_norm_max"]) >= sum(warned["entropy"]) > len(groups) / 2
-    several = [run for world in ("trap, sokoban", "trap, gentle lake") for method in paper.PAPER["sets"]["several turns"]
-               for run in paper.runs_of(world, method, args)]
+    groups = [runs_of("trap", "PPO")]
+    groups += [runs_of(setup, method) for setup, method in paper.pairs_of("equal")]
+    ppo, fresh, of_32, *_ = groups
+
+    def warns(runs, metric):  # does the interval of the difference exclude 0?
+        return "[-" not in warnings_of_loss.row_of(runs, metric)[-1]
+
+    def probabilities(runs):
+        _, _, after, otherwise, _ = warnings_of_loss.row_of(runs, "entropy")
+        return after, otherwise
+    says(CLAIMS, "PPO's runs", "probability {}, otherwise with {}".format(*probabilities(ppo)))
+    says(CLAIMS, "fresh seeds", "{} and {}".format(*probabilities(fresh)))
+    says(CLAIMS, "*StarPO-S of 32*", "{} and {}".format(*probabilities(of_32)))
+    assert warns(ppo, "entropy") and warns(of_32, "entropy") and not warns(fresh, "entropy")
+    says(CLAIMS, "the interval of the difference holds 0", "not replicated")
+    assert not any(warns(runs, "reward_std") for runs in groups)
+    by_gradient = sum(warns(runs, "grad_norm_max") for runs in groups)
+    by_entropy = sum(warns(runs, "entropy") for runs in groups)
+    assert by_gradient >= by_entropy > len(groups) / 2
+    several = []
+    for setup in ("trap, sokoban", "trap, gentle lake"):
+        for method in paper.PAPER["sets"]["several turns"]:
+            several += runs_of(setup, method)
     assert len(several) == 64
-    for metric in ("entropy", "reward_std", "valid", "distinct"):  # which were logged
-        assert "[-" in warnings_of_loss.row_of(several, metric)[-1]
+    logged_there = ("entropy", "reward_std", "valid", "distinct")
+    assert not any(warns(several, metric) for metric in logged_there)

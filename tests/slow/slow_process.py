@@ -1,68 +1,129 @@
-"""Real processes, which take seconds to start: .ci/run runs these behind the quick tests."""
+"""Real processes, which take seconds to start: signals, kill -9, two of them in one folder."""
+import random
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from slow_interrupted import DAYS, survive, train
-from survive import assert_same, rows_of, saved_rows
+from conftest import ROOT, rows_of
+from slow_interrupted import (ONE, OTHER, SMALL, TRAINER, assert_same, fails, saved_rows, settings,
+                              train)
 
-LONG = f"{DAYS} --rollouts 32"
+# It would go on for days, by iterations of a second or more.
+LONG = f"{SMALL} --rollouts 32 --iterations 1000000 --save-every 1000000"
+STUCK = 300  # nothing here takes so many seconds
+BAR = re.compile(r"\d+/\d+ \|.*")
+
+
+@pytest.fixture(autouse=True)
+def same_script(monkeypatch):
+    """These tests, too, go on with what the command line has begun."""
+    monkeypatch.setattr(sys, "argv", ["ragen_mini.py"])
 
 
 @pytest.fixture
-def process(tmp_path_factory, monkeypatch):
-    """The real command line, in a process that would go on for days, by iterations of a second or more."""
-    monkeypatch.setattr(sys, "argv", ["ragen_mini.py"])  # these tests, too, go on with it
-    out = tmp_path_factory.mktemp("process") / "run"
-    process = survive.start(f"{LONG} --out {out}")
-    yield process, out
-    process.kill()
+def start(tmp_path):
+    """start(flags) -> a process. It writes to files, because a full pipe would stop it."""
+    processes = []
+
+    def run(flags, **how):
+        number = len(processes)
+        files = [open(tmp_path / f"{name}-{number}", "w") for name in ("stdout", "stderr")]
+        how = dict(stdout=files[0], stderr=files[1]) | how
+        command = [sys.executable, "ragen_mini.py", *flags.split()]
+        process = subprocess.Popen(command, cwd=ROOT, **how)
+        for file in files:
+            file.close()
+        process.files = [Path(file.name) for file in files]
+        processes.append(process)
+        return process
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
-def test_ctrl_c_ends_a_real_process(process, tmp_path):
-    """The iteration is finished and saved, no traceback; what follows is as if nothing had happened."""
-    process, out = process
-    survive.wait_until(lambda: len(rows_of(out)) > 1, process)
+def finish(process):  # -> exit code, stdout, the lines of stderr without progress bars
+    process.wait(STUCK)
+    said, errors = [file.read_text() for file in process.files]
+    lines = [line for line in errors.splitlines() if line.strip() and not BAR.fullmatch(line)]
+    return process.returncode, said, lines
+
+
+def wait_until(condition, process):
+    began = time.time()
+    while not condition():
+        assert process.poll() is None, finish(process)
+        assert time.time() - began < STUCK
+        time.sleep(0.001)
+
+
+def has_rows(out, number):  # of the log, of a run that may not have begun, or is writing a row
+    file = Path(out, "log.jsonl")
+    return file.exists() and file.read_text().count("\n") >= number
+
+
+@pytest.fixture
+def process(start, tmp_path):  # -> a process after its first iteration, its folder
+    out = tmp_path / "run"
+    process = start(f"{LONG} --out {out}")
+    wait_until(lambda: has_rows(out, 2), process)
+    return process, out
+
+
+# ---------------------------------------------------------------------------------------- signals
+@pytest.mark.parametrize("tee", [False, True])
+def test_ctrl_c_ends_a_real_process(tee, start, tmp_path):
+    """The iteration is finished and saved, no traceback. What follows is as if nothing had
+    happened. In `python ragen_mini.py | tee log` Ctrl-C ends tee, too: nobody reads any more.
+    """
+    out = tmp_path / "run"
+    process = start(f"{LONG} --out {out}", **(dict(stdout=subprocess.PIPE) if tee else {}))
+    wait_until(lambda: has_rows(out, 2), process)
+    if tee:
+        process.stdout.close()
     process.send_signal(signal.SIGINT)
-    code, _, lines = survive.finish(process)
-    lines = [line for line in lines if not re.match(r"\d+/1000000 \|", line)]  # the bar's last state
-    assert code == 130 and len(lines) == 1 and lines[0].startswith("finishing"), (code, lines)
-    assert len(saved_rows(out)) == len(rows_of(out))
-    one_more = f"--iterations {len(rows_of(out))}"
-    train(f"--resume {out} {one_more}")
-    train(f"{LONG} {one_more} --out {tmp_path}/whole")
+    code, _, lines = finish(process)
+    if not tee:
+        assert code == 130 and len(lines) == 1, (code, lines)
+    assert not any("Traceback" in line for line in lines), lines
+    done = len(rows_of(out))
+    assert len(saved_rows(out)) == done
+    train(f"--resume {out} --iterations {done}")
+    train(f"{LONG} --iterations {done} --out {tmp_path}/whole")
     assert_same(out, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
-def test_ctrl_c_before_training_begins(tmp_path, seconds):
-    """While torch is imported, say: no traceback, and nothing is left. A shell makes 130 of the signal."""
-    process = survive.start(f"{LONG} --out {tmp_path}/run")
+def test_ctrl_c_before_training_begins(seconds, start, tmp_path):
+    """While torch is imported, say: nothing is left. A shell makes 130 of the signal."""
+    process = start(f"{LONG} --out {tmp_path}/run")
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    code, said, lines = survive.finish(process)
-    assert (code, said, lines) == (-signal.SIGINT, "", [])
+    code, said, _ = finish(process)
+    assert code in (-signal.SIGINT, 130) and said == "" and not (tmp_path / "run").exists()
 
 
 def test_a_second_ctrl_c_does_not_wait(process):
     """It ends in the midst of things. What was saved before is whole."""
     process, out = process
-    survive.wait_until(lambda: len(rows_of(out)) > 1, process)
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)  # two signals at once would be one
     process.send_signal(signal.SIGINT)
-    code, _, lines = survive.finish(process)
+    code, _, lines = finish(process)
     assert code == 130 and not any("Traceback" in line for line in lines), (code, lines)
     assert len(train(f"--resume {out} --iterations 1")) == 2
 
 
-def test_a_sigterm_loses_what_was_not_saved_and_no_more(process, tmp_path):
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+def test_a_kill_loses_what_was_not_saved_and_no_more(kind, process, tmp_path):
     process, out = process
-    survive.wait_until(lambda: len(rows_of(out)) > 1, process)
-    process.terminate()
+    process.send_signal(kind)
     process.wait()
     assert len(saved_rows(out)) == 1
     train(f"--resume {out} --iterations 1")
@@ -70,13 +131,62 @@ def test_a_sigterm_loses_what_was_not_saved_and_no_more(process, tmp_path):
     assert_same(out, tmp_path / "whole")
 
 
-def test_a_mistake_is_one_line_and_exit_code_1(tmp_path):
-    code, said, lines = survive.run(f"--algo dqn --out {tmp_path}/run")
-    assert (code, said, len(lines)) == (1, "", 1) and "algo" in lines[0]
+# ----------------------------------------------------------------------------- killed at any time
+def is_writing(out):  # a checkpoint: it grows beside the old one
+    new = Path(out, "checkpoint.new")
+    try:
+        return any(new.iterdir())
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("flags", ["--algo ppo", OTHER])
+def test_killed_whenever_it_saves_a_run_resumes_to_the_same_run(flags, start, tmp_path):
+    """kill -9 as soon as a checkpoint is being written, or up to 20 ms later. Then it is resumed,
+    or, if there is no checkpoint yet, begun anew.
+    """
+    dice = random.Random(0)
+    flags = f"{SMALL} --save-every 1 {flags}"
+    train(f"{flags} --out {tmp_path}/whole")
+    out = tmp_path / "killed"
+    begin = f"{flags} --out {out}"
+    for rows in (1, 3, 4):
+        has_begun = Path(out, TRAINER).exists()
+        process = start(f"--resume {out}" if has_begun else begin)
+        wait_until(lambda: has_rows(out, rows) and is_writing(out), process)
+        time.sleep(dice.random() * 0.02)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        if not Path(out, TRAINER).exists():
+            shutil.rmtree(out)
+    train(f"--resume {out}")
+    assert_same(out, tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------- two, and mistakes
+def test_two_processes_never_train_in_one_folder(process, start):
+    """Who resumes a run that is still going on is told so. Who begins one gets another folder."""
+    process, out = process
+    assert str(out) in fails(f"--resume {out}")
+    both = [start(f"{SMALL} {ONE} --out {out}") for _ in range(2)]
+    codes = []
+    for other in both:
+        code, _, lines = finish(other)
+        # Both may have seen the same free name. One of them gets it.
+        assert code == 0 or (code == 1 and len(lines) == 1), (code, lines)
+        codes.append(code)
+    assert 0 in codes and process.poll() is None
+    assert len(rows_of(f"{out}-2")) == 2
+    assert settings(f"--resume {out}").iterations == 1_000_000
+
+
+def test_a_mistake_is_one_line_and_exit_code_1(start, tmp_path):
+    code, said, lines = finish(start(f"--algo dqn --out {tmp_path}/run"))
+    assert (code, said, len(lines)) == (1, "", 1) and "--algo" in lines[0]
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_option_is_argparses_and_exit_code_2(tmp_path):
-    code, said, lines = survive.run(f"--kep 1 --out {tmp_path}/run")
+def test_an_unknown_option_is_argparses_and_exit_code_2(start, tmp_path):
+    code, said, lines = finish(start(f"--kep 1 --out {tmp_path}/run"))
     assert (code, said) == (2, "") and "--kep" in lines[-1]
     assert not (tmp_path / "run").exists()

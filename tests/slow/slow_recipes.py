@@ -1,34 +1,70 @@
 """extras/recipes.py: every recipe trains, and changes what it says."""
 import copy
+import itertools
 import json
-import re
+import math
 import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from conftest import ROOT, equal, rows_of, untimed
 
+import plots
 import ragen_mini as rm
-from envs import UserError
-from extras import recipes, xray
+from extras import recipes
+from runs import UserError
 
-pytestmark = pytest.mark.usefixtures("passes_as_before")
-SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --update-size 8 --iterations 2 --max-new-tokens 24 "
-         "--max-turns 3 --lr 1e-3 --eval-every 0 --env frozenlake").split()
+SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --minibatch-size 8 --iterations 2 "
+         "--max-new-tokens 24 --max-turns 3 --lr 1e-3 --eval-every 0 --env frozenlake").split()
+ONLY_FOR = {"rloo": "grpo", "gspo": "grpo", "discount_per_turn": "ppo"}
+
+
+@pytest.fixture(autouse=True)
+def originals():
+    """Whatever a recipe replaces is put back."""
+    before = dict(vars(rm)), dict(plots.TITLES), dict(plots.QUESTIONS)
+    yield
+    for now, then in zip((vars(rm), plots.TITLES, plots.QUESTIONS), before):
+        now.clear()
+        now.update(then)
 
 
 @pytest.fixture
 def cfg(tmp_path):
     """cfg("--algo", "grpo") -> Config of a small run"""
-    return lambda *flags: rm.parse_config([*SMALL, "--out", str(tmp_path / "run"), *map(str, flags)])
+    def make(*flags):
+        return rm.parse_config([*SMALL, "--out", str(tmp_path / "run"), *map(str, flags)])
+    return make
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """watched() -> a list, which gets the trajectories and the batch of every call of rm.learn"""
+    def begin():
+        found = []
+        learn = rm.learn
+
+        def spy(trajs, *rest):
+            batch, steps = learn(trajs, *rest)
+            found.append((trajs, batch))
+            return batch, steps
+        monkeypatch.setattr(rm, "learn", spy)
+        return found
+    return begin
 
 
 def trained(rows):
-    assert [row["iteration"] for row in rows] == [0, 1, 2] and all(row["updates"] > 0 for row in rows[1:])
+    assert [row["iteration"] for row in rows] == [0, 1, 2]
+    assert all(row["updates"] > 0 for row in rows[1:])
     return untimed(rows)
+
+
+def vector(network):
+    return torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -36,145 +72,189 @@ def trained(rows):
 def test_every_recipe_trains(name, algo, cfg):
     if name == "lora":
         pytest.importorskip("peft")
-    for recipe, wants in (("discount_per_turn", "ppo"), ("gspo", "grpo")):
-        if name == recipe and algo != wants:
-            with pytest.raises(UserError, match=f"is for --algo {wants}"):
-                recipes.RECIPES[name](cfg("--algo", algo))
-            return
-    rows, models = recipes.RECIPES[name](cfg("--algo", algo))
-    assert len(rows) == 3 and rows_of(models_out(cfg)) == rows
-    if name != "own_model":  # a random one earns the same in all episodes
+    recipes.RECIPES[name]()
+    config = cfg("--algo", algo)
+    if ONLY_FOR.get(name, algo) != algo:
+        with pytest.raises(UserError, match=f"{name} is for --algo {ONLY_FOR[name]}"):
+            rm.train(config)
+        assert not Path(config.out).exists()
+        return
+    rows, _ = rm.train(config)
+    assert rows_of(config.out) == rows
+    if name != "own_model":  # all its episodes earn the same
         trained(rows)
 
 
-def models_out(cfg):
-    return cfg().out
+@pytest.mark.parametrize("name, flags", [
+    ("ragen2_filter", "--keep 0.5"), ("ragen2_filter", "--starpo-s"), ("said", "--env bandit"),
+    ("discount_per_turn", "--gamma 0"), ("own_model", "--model some/model"),
+    ("mutual_information", "--no-think")])
+def test_settings_on_which_a_recipe_has_no_effect_are_refused(name, flags, cfg):
+    recipes.RECIPES[name]()
+    with pytest.raises(UserError, match=name):
+        rm.train(cfg(*flags.split()))
 
 
-def test_rloo_is_the_groups_mean_without_the_episode(cfg, monkeypatch):
-    seen = []
-    compute = rm.compute_advantages
-    monkeypatch.setattr(rm, "compute_advantages", lambda *args: seen.append(args) or compute(*args))
-    recipes.rloo(cfg("--keep", 0.5))
-    _, R, models, settings = seen[0]
-    assert R.shape == (1, 8), "the filter still filters"
-    assert models.critic is None and Path(models_out(cfg), "config.json").read_text().count('"rloo"') == 1
-    for i, A in enumerate(rm.BY_GROUP[settings.algo](R, "std")[0]):
-        rest = [x for j, x in enumerate(R[0].tolist()) if j != i]
-        assert A == pytest.approx(R[0, i].item() - sum(rest) / 7, abs=1e-5)
+def test_recipes_can_be_combined(cfg, watched):
+    """The cost of tokens counts in the advantages of rloo."""
+    recipes.rloo()
+    recipes.short_answers()
+    recipes.early_turns_count_more()
+    found = watched()
+    rm.train(cfg("--algo", "grpo", "--iterations", 1, "--kl-coef", 0))
+    (trajs, batch), = found
+    R = [sum(0.9 ** k * turn["reward"] - 0.001 * turn["tokens"]
+             for k, turn in enumerate(traj.turns)) for traj in trajs]
+    for i, adv in enumerate(batch["adv"]):
+        group = R[i // 8 * 8:i // 8 * 8 + 8]
+        truth = R[i] - (sum(group) - R[i]) / 7
+        assert adv[batch["mask"][i]].tolist() == pytest.approx(
+            [truth] * int(batch["mask"][i].sum()), abs=1e-5)
 
 
-def test_a_run_whose_algorithm_a_script_added(cfg, monkeypatch):
-    """Without its script one can still watch it, but not train on with other advantages."""
-    recipes.discount_per_turn(cfg("--rollouts", 1, "--prompts", 8))
-    run = models_out(cfg)
-    monkeypatch.delitem(rm.BY_CRITIC, "ppo-per-turn")
-    assert rm.parse_config(["--model", run, "--play", "0"]).algo == "ppo-per-turn"
-    for flags in (["--model", run], ["--resume", run, "--iterations", "3"]):
-        with pytest.raises(UserError, match="no algo ppo-per-turn: ppo, .*, or run its script"):
-            rm.parse_config(flags)
-    with pytest.raises(UserError, match=f"no X-ray of {run}: only its script knows --algo ppo-per-turn"):
-        xray.xray(run)
+# --------------------------------------------------------------------- groups, advantages
+def fewest_groups(variances):  # by trying all subsets, the smallest first
+    total = sum(variances)
+    groups = [g for g, variance in enumerate(variances) if variance > 1e-8]
+    for size in range(1, len(groups) + 1):
+        fitting = [some for some in itertools.combinations(groups, size)
+                   if sum(variances[g] for g in some) >= 0.9 * total]
+        if fitting:
+            return max(fitting, key=lambda some: sum(variances[g] for g in some))
+    return ()
 
 
-OWN_OPTION = """
-from __future__ import annotations  # makes annotations texts
-from dataclasses import dataclass
-import ragen_mini as rm
-
-@dataclass
-class Config(rm.Config):
-    token_cost: float = 0.001  # of every token that the model writes
-    patience: rm.Share = 0.5
-
-def train(cfg):
-    print("cost", cfg.token_cost)
-    rm.train(cfg)
-
-rm.main(train, Config)
-"""
+def test_the_filter_of_ragen2_keeps_the_fewest_groups_with_90_percent():
+    recipes.ragen2_filter()
+    rng = np.random.default_rng(0)
+    sizes = set()
+    for _ in range(200):
+        spread = rng.choice([0.0, 0.1, 0.3, 1.0, 3.0], size=(6, 1))
+        R = rng.normal(size=(6, 5)) * spread + rng.normal(size=(6, 1))
+        kept = rm.uncertainty_filter(torch.tensor(R, dtype=torch.float32), 1.0).tolist()
+        assert sorted(kept) == sorted(fewest_groups(R.var(1).tolist()))
+        sizes.add(len(kept))
+    assert len(sizes) >= 4
+    assert rm.uncertainty_filter(torch.full((3, 4), 0.3), 1.0).tolist() == []
 
 
-def test_a_script_may_have_options_of_its_own(cfg, monkeypatch, tmp_path, capsys):
-    script, run = tmp_path / "costly.py", str(tmp_path / "run")
-    script.write_text(OWN_OPTION)
-
-    def command(name, *options):
-        monkeypatch.setattr(sys, "argv", [str(name), *options])
-        try:
-            runpy.run_path(str(name), run_name="__main__")
-        except UserError as error:
-            return str(error)
-        return capsys.readouterr().out
-
-    with pytest.raises(SystemExit):
-        command(script, "--help")
-    shown = capsys.readouterr().out
-    assert shown.startswith("usage: ") and re.search("The script's own: (token_cost, patience|patience, token_cost)$", shown, re.M)
-    first = command(script, *SMALL, "--token-cost", "0.5", "--out", run)
-    assert "cost 0.5\n" in first and f"watch:   python {script} --model {run!r} --play 8\n" in first, "ragen_mini.py would refuse"
-    assert Path(xray.xray(run)).exists(), "for which the run's own options are nothing"
-    assert "cost 0.5\n" in command(script, "--resume", run, "--iterations", "3"), "it is a setting like the others"
-    assert "cost 0.001\n" in command(script, "--resume", run, "--iterations", "4", "--token-cost", "0.001")
-    assert "frozenlake" in command(script, "--model", run, "--play", "0")
-    assert "--token-cost -1.0: must be a number, 0 to 1e+15" in command(script, "--token-cost", "-1")
-    assert "--patience 2.0: must be a number, 0 to 1" in command(script, "--patience", "2")
-    assert "another script's?" in command(ROOT / "ragen_mini.py", "--resume", run, "--iterations", "5")
+def test_only_the_groups_that_ragen2_keeps_are_learnt_from(cfg, watched):
+    recipes.ragen2_filter()
+    found = watched()
+    rows, _ = rm.train(cfg("--prompts", 6, "--algo", "grpo", "--iterations", 1))
+    (trajs, batch), = found
+    variances = np.array([traj.R for traj in trajs]).reshape(6, 8).var(1)
+    kept = sorted(fewest_groups(variances.tolist()))
+    assert 0 < len(kept) < 6 and rows[1]["updates"] == len(kept)
+    rewards = [traj.R for traj in trajs if traj.group in kept]
+    assert batch["reward"].sum(1).tolist() == pytest.approx(rewards, abs=1e-5)
 
 
-WORLD_AND_MAIN = """
-import envs, ragen_mini as rm
-
-class Short(envs.FrozenLake):
-    actions = envs.FrozenLake.actions
-
-rm.main()  # without a guard
-"""
+def test_without_variance_ragen2_learns_nothing(cfg):
+    recipes.ragen2_filter()
+    rows, _ = rm.train(cfg("--max-new-tokens", 1, "--iterations", 1))
+    assert rows[1]["updates"] == 0 and rows[1]["reward_std"] == 0
 
 
-def test_a_script_may_hold_the_world_that_it_trains(monkeypatch, tmp_path, capsys):
-    """It is not run again to find the class: that would train once more, inside of the first."""
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(WORLD_AND_MAIN)
-    monkeypatch.setattr(sys, "argv", ["./mine.py", *SMALL, "--env", "mine.py:Short", "--out", "run"])
-    runpy.run_path("./mine.py", run_name="__main__")
-    assert capsys.readouterr().out.count("tiny learns Short") == 1
+def test_rloo_is_the_groups_mean_without_the_episode():
+    recipes.rloo()
+    R = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    found = rm.grpo_advantages(R, "std")
+    for group, advantages in zip(R.tolist(), found.tolist()):
+        for i, advantage in enumerate(advantages):
+            others = group[:i] + group[i + 1:]
+            assert advantage == pytest.approx(group[i] - sum(others) / 7, abs=1e-5)
+
+
+def test_a_discount_of_1_per_turn_changes_nothing(cfg):
+    plain = trained(rm.train(cfg())[0])
+    recipes.discount_per_turn()
+    assert trained(rm.train(cfg())[0]) == plain
+
+
+def test_the_discount_is_per_turn(cfg, watched):
+    """The critic's targets at lambda 1, compared with a sum over turns."""
+    recipes.discount_per_turn()
+    found = watched()
+    rm.train(cfg("--gamma", 0.5, "--kl-coef", 0, "--iterations", 1))
+    (trajs, batch), = found
+    several = 0
+    for traj, target in zip(trajs, batch["value_target"]):
+        turn = -1
+        for t in range(1, len(traj.ids)):
+            turn += traj.mask[t] and not traj.mask[t - 1]
+            if traj.mask[t]:
+                to_come = [0.5 ** (k - turn) * one["reward"]
+                           for k, one in enumerate(traj.turns) if k >= turn]
+                assert target[t - 1].item() == pytest.approx(sum(to_come), abs=1e-4)
+        several += turn > 0
+    assert several
+
+
+# ---------------------------------------------------------------------------------- losses
+def test_the_mean_of_episodes_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
+    """One update with ratios of 1 has the gradient of eq. 6 times the mean length."""
+    recipes.mean_of_episodes()
+    config = cfg("--algo", "grpo", "--kl-coef", 0, "--entropy-coef", 0, "--minibatch-size", 16)
+    models = rm.load_models(config)
+    trajs = rm.rollout(models, range(500, 502), 8, config, 0)
+    weights = list(models.policy.parameters())
+    found = []
+
+    def look(models):
+        found.extend(weight.grad.clone() for weight in weights)
+        return 1.0
+    monkeypatch.setattr(rm, "take_step", look)
+    rm.learn(trajs, models, config, 0)
+    models.policy.zero_grad()
+    loss = 0.0
+    for traj, adv in zip(trajs, rm.grpo_advantages(rm.returns(trajs, config)).flatten()):
+        logp = models.policy(torch.tensor([traj.ids])).logits[0, :-1].log_softmax(-1)
+        wrote = [t for t in range(1, len(traj.ids)) if traj.mask[t]]
+        ratios = torch.stack([(logp[t - 1, traj.ids[t]] - traj.old_logp[t]).exp() for t in wrote])
+        loss = loss - (ratios * adv).mean() / 16
+    loss.backward()
+    lengths = {sum(traj.mask) for traj in trajs}
+    assert len(lengths) > 4
+    # The core divides by all tokens. So its loss is eq. 6 if each weight is mean length / length.
+    for weight, grad in zip(weights, found):
+        torch.testing.assert_close(weight.grad, grad, atol=1e-5, rtol=1e-3)
 
 
 def test_a_loss_that_is_already_a_mean_is_refused(cfg):
     """It would be divided by the number of tokens a second time."""
-    models = rm.load_models(cfg("--iterations", 1))
-    models.loss = lambda logp, entropy, old_logp, adv, cfg: (-(logp * adv).mean(), adv > 0)
+    rm.policy_loss = lambda logp, entropy, old_logp, adv, cfg: (-(logp * adv).mean(), adv > 0)
     with pytest.raises(AssertionError, match="a number for each token"):
-        rm.train(cfg("--iterations", 1), models)
+        rm.train(cfg("--iterations", 1))
 
 
 def test_cispo_is_ppo_where_ratios_are_1(cfg):
-    def weights(train, *flags):
-        _, models = train(cfg("--iterations", 1, "--update-size", 16, *flags))
-        return torch.nn.utils.parameters_to_vector(models.policy.parameters())
-    assert weights(recipes.cispo).allclose(weights(rm.train), atol=1e-5)
-    assert not weights(recipes.cispo, "--epochs", 2).allclose(weights(rm.train, "--epochs", 2), atol=1e-5)
+    def weights(*flags):
+        _, models = rm.train(cfg("--iterations", 1, "--minibatch-size", 16, *flags))
+        return vector(models.policy)
+    one, two = weights(), weights("--epochs", 2)
+    recipes.cispo()
+    assert weights().allclose(one, atol=1e-5)
+    assert not weights("--epochs", 2).allclose(two, atol=1e-5)
 
 
 def test_cispo_drops_no_token(cfg):
-    """Ratios of 3, 1 and 0.2; A of 2, 2 and -1: the gradient is -A times the ratio, cut at 1.2."""
-    _, models = recipes.cispo(cfg("--iterations", 1))
+    """Ratios of 3, 1 and 0.2; A of 2, 2 and -1. The gradient is -A times the ratio, cut at 1.2."""
+    recipes.cispo()
     logp = torch.tensor([3.0, 1.0, 0.2]).log().requires_grad_()
     adv = torch.tensor([2.0, 2.0, -1.0])
-    loss, was_clipped = models.loss(logp, torch.zeros(3), torch.zeros(3), adv, cfg())
+    loss, was_clipped = rm.policy_loss(logp, torch.zeros(3), torch.zeros(3), adv, cfg())
     loss.sum().backward()
-    assert logp.grad.tolist() == pytest.approx([-2.4, -2.0, 0.2]) and was_clipped.tolist() == [True, False, False]
+    assert logp.grad.tolist() == pytest.approx([-2.4, -2.0, 0.2])
+    assert was_clipped.tolist() == [True, False, False]
 
 
 def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
-    """Ratios are moved away from 1, some beyond the clip; parts of an update are small."""
-    cfg = cfg("--algo", "grpo", "--kl-coef", 0, "--update-size", 16, "--max-turns", 3)
-    seen = []
-    monkeypatch.setattr(rm, "train", lambda cfg, learn: seen.append(learn))
-    recipes.gspo(cfg)
-    models = rm.load_models(cfg)
-    trajs = rm.rollout(models, range(500, 502), 8, cfg, 0)
+    """Ratios are moved away from 1, some beyond the clip. The parts of an update are small."""
+    recipes.gspo()
+    config = cfg("--algo", "grpo", "--kl-coef", 0, "--minibatch-size", 16)
+    models = rm.load_models(config)
+    trajs = rm.rollout(models, range(500, 502), 8, config, 0)
     noise = torch.Generator().manual_seed(0)
     for traj in trajs:
         shift = torch.randn(1, generator=noise).item() / 3
@@ -182,15 +262,20 @@ def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
         traj.reward[-1] += torch.rand(1, generator=noise).item()
     weights = list(models.policy.parameters())
     found = []
-    monkeypatch.setattr(rm, "take_step", lambda models: found.extend(weight.grad.clone() for weight in weights) or 1.0)
+
+    def look(models):
+        found.extend(weight.grad.clone() for weight in weights)
+        return 1.0
+    monkeypatch.setattr(rm, "take_step", look)
     monkeypatch.setattr(rm, "MICRO_TOKENS", 300)
-    _, steps = seen[0](trajs, models, cfg, 0)
-    advantages = rm.grpo_advantages(rm.returns(trajs, cfg)).flatten()
+    _, steps = rm.learn(trajs, models, config, 0)
+    advantages = rm.grpo_advantages(rm.returns(trajs, config)).flatten()
     models.policy.zero_grad()
     total, clipped = 0.0, 0
     for traj, adv in zip(trajs, advantages):
         logps = models.policy(torch.tensor([traj.ids])).logits[0, :-1].log_softmax(-1)
-        moved = [logps[t - 1, traj.ids[t]] - traj.old_logp[t] for t in range(1, len(traj.ids)) if traj.mask[t]]
+        moved = [logps[t - 1, traj.ids[t]] - traj.old_logp[t]
+                 for t in range(1, len(traj.ids)) if traj.mask[t]]
         ratio = torch.stack(moved).mean().exp()
         clipped += not 0.8 < ratio < 1.2
         total = total - torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv) / 16
@@ -200,110 +285,116 @@ def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
         torch.testing.assert_close(weight.grad, grad, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("algo", ["grpo", "rloo"])
-def test_gspo_trains_on_the_groups_that_the_filter_keeps(cfg, monkeypatch, algo):
-    seen = []
-    compute = rm.compute_advantages
-    monkeypatch.setattr(rm, "compute_advantages", lambda *args: seen.append(args) or compute(*args))
-    trained(recipes.gspo(cfg("--algo", algo, "--keep", 0.5))[0])
-    for trajs, R, *_ in seen:
-        assert len(trajs) == 8 and R.tolist() == [pytest.approx([traj.R for traj in trajs])]
+# --------------------------------------------------------------------------------- rewards
+def scaled_by_turn(traj):
+    return sum(0.9 ** k * turn["reward"] for k, turn in enumerate(traj.turns))
 
 
-def test_a_discount_of_1_per_turn_changes_nothing(cfg):
-    plain = trained(rm.train(cfg())[0])
-    assert trained(recipes.discount_per_turn(cfg())[0]) == plain
+def with_cost(traj):
+    return sum(turn["reward"] - 0.001 * turn["tokens"] for turn in traj.turns)
 
 
-def test_the_discount_is_per_turn(cfg):
-    """The critic's targets at lambda 1, against a sum over turns."""
-    found = []
-
-    def watch(row, trajs, learned, models, cfg):
-        found.extend((trajs, batch) for batch, _ in learned)
-    train = rm.train
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rm, "train", lambda cfg, **seams: train(cfg, watch=watch, **seams))
-        recipes.discount_per_turn(cfg("--gamma", 0.5, "--kl-coef", 0, "--iterations", 1))
-    (trajs, batch), = found
-    several = 0
-    for traj, ret in zip(trajs, batch["ret"]):
-        turn = -1
-        for t in range(1, len(traj.ids)):
-            turn += traj.mask[t] and not traj.mask[t - 1]
-            if traj.mask[t]:
-                earned = [0.5 ** (k - turn) * one["reward"] for k, one in enumerate(traj.turns) if k >= turn]
-                assert ret[t - 1].item() == pytest.approx(sum(earned), abs=1e-4)
-        several += turn > 0
-    assert several
+@pytest.mark.parametrize("name, expected", [
+    ("early_turns_count_more", scaled_by_turn), ("short_answers", with_cost)])
+def test_rewards_of_later_turns_and_of_long_answers_are_less(name, expected, cfg, watched):
+    plain = watched()
+    rm.train(cfg("--iterations", 1))
+    recipes.RECIPES[name]()
+    found = watched()
+    rm.train(cfg("--iterations", 1))
+    for (before, _), (trajs, _) in zip(plain, found):
+        assert [traj.ids for traj in trajs] == [traj.ids for traj in before], "the same messages"
+        assert [traj.R for traj in trajs] == pytest.approx([expected(traj) for traj in before])
+        assert any(abs(traj.R - old.R) > 1e-3 for traj, old in zip(trajs, before))
 
 
-def test_rewards_of_later_turns_and_of_long_answers_are_less(cfg):
-    for recipe, expected in (
-            (recipes.early_turns_count_more, lambda traj: sum(0.9 ** k * turn["reward"] for k, turn in enumerate(traj.turns))),
-            (recipes.short_answers, lambda traj: sum(turn["reward"] - 0.001 * turn["tokens"] for turn in traj.turns))):
-        found = []
+def test_naming_the_goal_is_paid(cfg, watched):
+    """What the model reads is the same. An answer that is invalid is paid for its thought, too."""
+    plain = watched()
+    rm.train(cfg("--iterations", 1))
+    recipes.said()
+    found = watched()
+    rm.train(cfg("--iterations", 1))
+    times = set()
+    for old, traj in zip(plain[0][0], found[0][0]):
+        named = ["goal" in turn["answer"].split("</think>")[0] for turn in old.turns]
+        assert traj.ids == old.ids
+        assert traj.R == pytest.approx(old.R + 0.1 * sum(named))
+        earned = [turn["reward"] for turn in traj.turns]
+        assert earned == pytest.approx([turn["reward"] + 0.1 * one
+                                        for turn, one in zip(old.turns, named)])
+        ends = [t for t in range(len(traj.ids)) if traj.reward[t]]
+        assert all(traj.mask[t] and not any(traj.mask[t + 1:t + 2]) for t in ends)
+        times.add(sum(named))
+    assert len(times) > 1
 
-        def watch(row, trajs, learned, models, cfg):
-            found.extend(trajs)
-        train = rm.train
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rm, "train", lambda cfg, **seams: train(cfg, watch=watch, **seams))
-            recipe(cfg("--iterations", 1))
-        assert len(found) == 16 and all(traj.R == pytest.approx(expected(traj), abs=1e-6) for traj in found)
 
-
+# ------------------------------------------------------------------------------ optimizers
 def test_sgd_steps_along_the_gradient(cfg):
     before = rm.load_models(cfg()).policy
-    rows, models = recipes.sgd(cfg("--iterations", 1, "--update-size", 16, "--lr", 0.25, "--critic-lr", 0.125))
+    recipes.sgd()
+    rows, models = rm.train(cfg("--iterations", 1, "--minibatch-size", 16, "--lr", 0.25,
+                                "--critic-lr", 0.125))
     assert [group["lr"] for group in models.optimizer.param_groups] == [0.25, 0.125]
-    moved = [(new - old).flatten() for new, old in zip(models.policy.parameters(), before.parameters())]
     length = 0.25 * min(1.0, rows[1]["grad_norm"])
-    assert torch.cat(moved).norm().item() == pytest.approx(length, rel=1e-3)
+    moved = vector(models.policy) - vector(before)
+    assert moved.norm().item() == pytest.approx(length, rel=1e-3)
 
 
-def test_muon_goes_on_where_it_stopped(cfg, tmp_path):
-    whole = trained(recipes.muon(cfg())[0])
-    recipes.muon(cfg("--iterations", 1, "--out", tmp_path / "again"))
-    rows, models = recipes.muon(rm.parse_config(["--resume", str(tmp_path / "again"), "--iterations", "2"]))
-    assert trained(rows) == whole
+@pytest.mark.parametrize("name", ["muon", "warm_up", "own_model"])
+def test_it_goes_on_where_it_stopped(name, cfg, tmp_path):
+    recipes.RECIPES[name]()
+    whole, true_models = rm.train(cfg())
+    rm.train(cfg("--iterations", 1, "--out", tmp_path / "again"))
+    resumed = rm.parse_config(["--resume", str(tmp_path / "again"), "--iterations", "2"])
+    rows, models = rm.train(resumed)
+    assert untimed(rows) == untimed(whole)
+    assert equal(models.policy.state_dict(), true_models.policy.state_dict())
+
+
+def test_muon_moves_all_weights(cfg):
     start = rm.load_models(cfg()).policy
-    changed = [name for (name, new), old in zip(models.policy.named_parameters(), start.parameters()) if not equal(new, old)]
-    assert len(changed) == len(list(start.parameters()))
+    recipes.muon()
+    _, models = rm.train(cfg())
+    for new, old in zip(models.policy.parameters(), start.parameters()):
+        assert not equal(new, old)
 
 
-def test_rates_rise_step_by_step_also_where_a_run_goes_on(cfg, tmp_path):
-    """Adam's first step moves each weight with a gradient by its rate (with a longer epsilon: a little less)."""
-    before = rm.load_models(cfg()).policy
-    _, models = recipes.warm_up(cfg("--iterations", 1, "--update-size", 16))
-    moved = [(new - old).abs().max().item() for new, old in zip(models.policy.parameters(), before.parameters())]
-    assert max(moved) == pytest.approx(1e-3 / 40, rel=0.02)
-    whole = trained(recipes.warm_up(cfg("--out", tmp_path / "whole"))[0])
-    recipes.warm_up(cfg("--iterations", 1, "--out", tmp_path / "again"))
-    rows, models = recipes.warm_up(rm.parse_config(["--resume", str(tmp_path / "again"), "--iterations", "2"]))
-    assert trained(rows) == whole
+def test_rates_rise_step_by_step(cfg):
+    """Adam's first step moves each weight that has a gradient by its rate."""
+    before = vector(rm.load_models(cfg()).policy)
+    recipes.warm_up()
+    _, models = rm.train(cfg("--iterations", 1, "--minibatch-size", 16))
+    moved = (vector(models.policy) - before).abs().max().item()
+    assert moved == pytest.approx(1e-3 / 40, rel=0.02)
+    rows, models = rm.train(cfg("--critic-lr", 1e-2))
     steps = sum(row["updates"] for row in rows[1:])
-    assert [group["lr"] for group in models.optimizer.param_groups] == pytest.approx([1e-3 * steps / 40] * 2)
+    rates = [group["lr"] for group in models.optimizer.param_groups]
+    assert rates == pytest.approx([1e-3 * steps / 40, 1e-2 * steps / 40])
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_muon_takes_hidden_matrices_alone(tied):
-    """GPT-2 has a table of places; its own matrices are called c_attn and so on, Llama's ..._proj."""
+    """GPT-2 has a table of places. Its matrices are called c_attn and so on, Llama's ..._proj."""
     sizes = dict(vocab_size=12, bos_token_id=0, eos_token_id=1, tie_word_embeddings=tied)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, **sizes))
-    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_positions=16, n_embd=8, n_layer=1, n_head=2, **sizes))
-    for policy, marks in ((llama, ("_proj.weight",)), (gpt, ("c_attn.weight", "c_proj.weight", "c_fc.weight"))):
+    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_positions=16, n_embd=8, n_layer=1, n_head=2, **sizes))
+    for policy, marks in ((llama, ("_proj.weight",)),
+                          (gpt, ("c_attn.weight", "c_proj.weight", "c_fc.weight"))):
         matrices, others = recipes.hidden_matrices(policy)
         for name, weight in policy.named_parameters():
             assert any(weight is matrix for matrix in matrices) == name.endswith(marks)
         assert len(matrices) + len(others) == len(list(policy.parameters()))
 
 
+# -------------------------------------------------------------------------------- networks
 def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
     pytest.importorskip("peft")
     start = dict(rm.load_models(cfg()).policy.named_parameters())
-    rows, models = recipes.lora(cfg())
+    recipes.lora()
+    rows, models = rm.train(cfg())
     trained(rows)
     for name, weight in models.policy.named_parameters():
         assert weight.requires_grad == ("lora_" in name)
@@ -317,79 +408,93 @@ def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.allclose(again(ids).logits, models.policy(ids).logits, atol=1e-4)
-    changed = [name for name, weight in again.named_parameters() if not torch.allclose(weight, start[name], atol=1e-7)]
+    changed = [name for name, weight in again.named_parameters()
+               if not torch.allclose(weight, start[name], atol=1e-7)]
     assert changed and all("q_proj" in name or "v_proj" in name for name in changed)
-    with pytest.raises(UserError, match="is an adapter already: merge it first"):
-        recipes.lora(cfg("--algo", "grpo", "--model", tmp_path / "run", "--out", tmp_path / "again"))
+    assert rm.parse_config(["--model", str(tmp_path / "merged")]).lr == 4e-4, "it is still tiny"
 
 
-def test_the_command_line(cfg, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["recipes.py", "said", *SMALL, "--iterations", "1", "--out", str(tmp_path / "run")])
-    runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
-    assert json.loads((tmp_path / "run/config.json").read_text())["env"].endswith("recipes.py:GoalLake")
-    monkeypatch.setattr(sys, "argv", ["recipes.py", "said", "--resume", str(tmp_path / "run"), "--iterations", "2"])
-    runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
-    assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 3
-    for words, said in (([], ""), (["--help"], ""), (["ppo"], "no recipe 'ppo': ")):
-        monkeypatch.setattr(sys, "argv", ["recipes.py", *words])
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
-        told = stop.value.code or capsys.readouterr().out
-        assert re.search(f"rloo  .*leave-one-out[^$]*\n{said}choose one of these", told) and bool(stop.value.code) == bool(said)
+def test_a_run_of_lora_goes_on(cfg, tmp_path):
+    pytest.importorskip("peft")
+    recipes.lora()
+    whole, _ = rm.train(cfg("--out", tmp_path / "whole"))
+    rm.train(cfg("--iterations", 1))
+    rows, _ = rm.train(rm.parse_config(["--resume", str(tmp_path / "run"), "--iterations", "2"]))
+    assert trained(rows) == untimed(whole)
+
+
+def test_own_model_begins_with_three_copies_of_one_network(cfg, tmp_path):
+    recipes.own_model()
+    models = rm.load_models(cfg("--seed", 3))
+    truth = models.policy.get_decoder().state_dict()
+    assert equal(models.critic.get_decoder().state_dict(), truth)
+    assert equal(models.ref.state_dict(), models.policy.state_dict())
+    assert not equal(rm.load_models(cfg("--seed", 4)).policy.state_dict(),
+                     models.policy.state_dict())
+    assert not any(part.training for part in (models.policy, models.critic, models.ref))
+    rm.train(cfg("--iterations", 1), models)
+    played = rm.parse_config(["--model", str(tmp_path / "run"), "--play", "300"])
+    assert played.max_new_tokens == 24
+    assert equal(rm.load_models(played).policy.state_dict(), models.policy.state_dict())
+    assert rm.parse_config(["--model", str(tmp_path / "run"), "--max-new-tokens", "9"]).lr == 1e-3
+
+
+# ------------------------------------------------------------------------------ arithmetic
+def test_bf16_rounds_what_is_calculated_but_not_the_weights(cfg):
+    c = cfg("--algo", "grpo", "--env", "bandit")
+    models = rm.load_models(c)
+    traj, = rm.rollout(models, [300], 1, c, 0)
+
+    def logps():
+        _, part = next(rm.micro_batches(rm.collate([traj], "cpu"), [0]))
+        with torch.no_grad(), rm.autocast():
+            return rm.token_logps(models.policy, part, c)[0]
+    exact = logps()
+    recipes.bf16()
+    gap = (logps() - exact).abs().max()
+    assert 1e-4 < gap < 0.1 and not torch.is_autocast_enabled("cpu")
+    assert all(weight.dtype == torch.float32 for weight in models.policy.parameters())
+    recipes.calculate_in_bf16(False)
+    assert torch.equal(logps(), exact)
 
 
 @pytest.mark.parametrize("env", ["bandit", "frozenlake", "sokoban"])
 @pytest.mark.parametrize("rows", [range(0, 16, 2), range(8), [3], [5, 5]])
 @pytest.mark.parametrize("tokens", [2048, 100])
-def test_read_once_has_the_gradients_of_today(env, rows, tokens, cfg, monkeypatch):
-    """In policy and critic, the penalty of the reference included; groups whole or spread over updates and over passes;
-    where only one row is left, or rows are alike to the end."""
+def test_read_once_has_the_same_gradients(env, rows, tokens, cfg, monkeypatch):
+    """In policy and critic, the penalty of the reference included. Groups are whole, or spread over
+    updates and over passes. Also where only one row is left, or rows are alike to the end.
+    """
     plain = rm.micro_batches
     monkeypatch.setattr(recipes, "ONCE_TOKENS", tokens)
 
-    def of(wrapped):
+    def gradients(once):
         c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1)
         models = rm.load_models(c)
         trajs = rm.rollout(models, [300, 301], 8, c, 0)
         with torch.no_grad():
-            models.ref.get_output_embeddings().weight += 0.1  # or its penalty were 0
+            models.ref.get_output_embeddings().weight += 0.1  # or its penalty would be 0
         rm.micro_batches = plain
-        if wrapped:
+        if once:
             recipes.read_messages_once(models)
         batch = rm.compute_advantages(trajs, rm.returns(trajs, c), models, c)
         stats = rm.add_gradients(batch, list(rows), models, c)
-        weights = [weight for network in (models.policy, models.critic) for weight in network.parameters()]
+        weights = [*models.policy.parameters(), *models.critic.parameters()]
         return batch, stats, [weight.grad for weight in weights if weight.grad is not None]
-    (batch, stats, gradients), (today, today_stats, truth) = of(True), of(False)
-    assert equal_to(batch["kl"], today["kl"]) and equal_to(batch["value"], today["value"]) and batch["kl"].abs().max() > 0
-    assert stats == pytest.approx(today_stats, abs=1e-5) and len(gradients) == len(truth)
-    for gradient, true in zip(gradients, truth):
+    batch, stats, found = gradients(once=True)
+    true_batch, true_stats, truth = gradients(once=False)
+    for name in ("kl", "value"):
+        assert torch.allclose(batch[name], true_batch[name], atol=1e-5)
+    assert batch["kl"].abs().max() > 0
+    assert stats == pytest.approx(true_stats, abs=1e-5) and len(found) == len(truth)
+    for gradient, true in zip(found, truth):
         assert (gradient - true).abs().max() <= 1e-5 * max(1, true.abs().max())
 
 
-def test_bf16_rounds_what_is_calculated_but_not_the_weights(cfg):
-    c = cfg("--algo", "grpo", "--env", "bandit")
-    models = rm.load_models(c)
-    traj = rm.rollout(models, [300], 1, c, 0)[0]
-
-    def logps():
-        _, part = next(rm.micro_batches(rm.collate([traj], "cpu"), [0]))
-        with torch.no_grad(), rm.autocast:
-            return rm.token_logps(models.policy, part, c)[0]
-    exact = logps()
-    recipes.calculate_in_bf16()
-    gap = (logps() - exact).abs().max()
-    assert 1e-4 < gap < 0.1 and not torch.is_autocast_enabled("cpu")
-    assert all(weight.dtype == torch.float32 for weight in models.policy.parameters())
-
-
-def equal_to(one, other):
-    return torch.allclose(one, other, atol=1e-5)
-
-
 def test_read_once_reads_less(cfg, monkeypatch):
-    """The decoder sees each first message in one row; where that makes too many tokens, rows of one message are divided,
-    the longest ones together."""
+    """The decoder sees each first message in one row. Where that makes too many tokens, rows of one
+    message are divided, the longest ones together.
+    """
     c = cfg("--env", "bandit", "--algo", "grpo", "--kl-coef", 0)
     models = rm.load_models(c)
     trajs = rm.rollout(models, [300, 301, 302, 303], 4, c, 0)
@@ -408,15 +513,161 @@ def test_read_once_reads_less(cfg, monkeypatch):
 
     def look():
         read.clear()
-        rm.on_grid(lambda part: rm.token_logps(models.policy, part, c)[0], batch)
+        rm.per_token(lambda part: rm.token_logps(models.policy, part, c)[0], batch)
         return list(zip(read[::2], read[1::2]))
     passes = look()
     assert len(passes) == 2 and sum(b for _, (b, _) in passes) == 16
     for (one, shared), (_, rest) in passes:
-        assert one == 1 and shared >= min(map(len, messages)) and shared + rest <= batch["inputs"].shape[1]
+        assert one == 1 and shared >= min(map(len, messages))
+        assert shared + rest <= batch["inputs"].shape[1]
     monkeypatch.setattr(recipes, "ONCE_TOKENS", 100)
     passes = look()
     assert len(passes) > 2 and sum(b for _, (b, _) in passes) == 16
     for (_, shared), (b, rest) in passes:
         message = max(len(message) for message in messages if len(message) <= shared)
         assert b == 1 or message + b * (shared + rest - message) <= 100
+
+
+# ------------------------------------------------------------------------ what is measured
+@torch.no_grad()
+def information_by_loops(trajs, policy, tok):  # -> the estimate, the number of prompts
+    """By its definition, one text at a time. Thoughts end before the id of `tiny`'s </think>."""
+    end = tok.convert_tokens_to_ids("</think>")
+    found = []
+    for traj in trajs:
+        if traj.turns[0]["valid"]:
+            start = traj.mask.index(True)
+            found.append((traj.ids[:start], traj.ids[start:traj.ids.index(end, start)]))
+    prompts = []
+    for x, _ in found:
+        if x not in prompts:
+            prompts.append(x)
+
+    def probability(x, z):
+        logps = policy(input_ids=torch.tensor([x + z])).logits[0].double().log_softmax(-1)
+        return math.exp(sum(logps[len(x) + i - 1, token] for i, token in enumerate(z)))
+    terms = []
+    for x, z in found:
+        mean = sum(probability(other, z) for other in prompts) / len(prompts)
+        terms.append(math.log(probability(x, z)) - math.log(mean))
+    return sum(terms) / len(terms), len(prompts)
+
+
+def test_mutual_information_is_that_of_its_definition(cfg):
+    """Sampled answers of `tiny`, some of which are invalid, and prompts of which two are equal."""
+    c = cfg("--temperature", 1.0)
+    models = rm.load_models(c)
+    trajs = rm.rollout(models, [300, 301, 302, 303, 300], 6, c, 0)
+    truth, prompts = information_by_loops(trajs, models.policy, models.tok)
+    assert prompts == 4
+    assert not all(traj.turns[0]["valid"] for traj in trajs)
+    found = recipes.information(trajs, models, c)
+    assert 0.1 < found <= math.log(4)
+    assert found == pytest.approx(truth, abs=1e-4)
+    one = recipes.information(trajs[:6], models, c)
+    assert one == pytest.approx(0, abs=1e-5), "one prompt tells nothing"
+
+
+def test_mutual_information_of_answers_that_were_written(play, llama, tok, cfg):
+    """A thought that is the same everywhere, one that is empty, and an answer without any."""
+    models = rm.Models(llama, None, None, None, tok)
+    c = cfg("--max-new-tokens", 40)
+    goal = "The goal is 2 down .</think><answer>Down</answer>"
+    trajs = play([goal], "frozenlake", [1, 2, 3], c, n=2)
+    trajs += play(["</think><answer>Left</answer>"], "frozenlake", [4], c)
+    trajs += play(["no tags"], "frozenlake", [5], c)
+    truth, prompts = information_by_loops(trajs, llama, tok)
+    assert prompts == 4
+    assert recipes.information(trajs, models, c) == pytest.approx(truth, abs=1e-4)
+    assert recipes.information(trajs[-1:], models, c) is None
+    assert recipes.information(trajs[-2:-1], models, c) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("flags", ["", "--online-k 2"])
+def test_the_log_has_the_information_of_the_policy_that_played(flags, cfg, watched):
+    """Measuring changes nothing. With --online-k it is the first slice that is measured."""
+    c = cfg(*flags.split())
+    plain = trained(rm.train(c)[0])
+    before = []
+    learn = rm.learn
+
+    def spy(trajs, models, cfg, seed):
+        before.append(information_by_loops(trajs, models.policy, models.tok)[0])
+        return learn(trajs, models, cfg, seed)
+    rm.learn = spy
+    recipes.mutual_information(every=2)
+    rows = trained(rm.train(c)[0])
+    assert ["mutual_information" in row for row in rows] == [False, False, True]
+    slices = len(before) // 2
+    assert slices == (2 if flags else 1)
+    assert rows[2].pop("mutual_information") == pytest.approx(before[slices], abs=1e-4)
+    assert rows == plain
+
+
+def test_the_information_has_a_curve(cfg, pictures, tmp_path):
+    recipes.mutual_information()
+    Path(cfg().out).mkdir()
+    Path(cfg().out, "config.json").write_text('{"env": "sokoban", "model": "tiny"}')
+    log = [{"iteration": i, "success": 0.5, "mutual_information": 1.0 + i} for i in (1, 2)]
+    Path(cfg().out, "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    plots.curves({"run": plots.load(cfg().out)}, tmp_path / "curves.png")
+    question, = [name for name, columns in plots.QUESTIONS.items()
+                 if "mutual_information" in columns]
+    assert question and plots.TITLES["mutual_information"] and (tmp_path / "curves.png").exists()
+
+
+# ------------------------------------------------------------------------ the command line
+def command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["recipes.py", *words])
+    runpy.run_path(str(ROOT / "extras/recipes.py"), run_name="__main__")
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    command(monkeypatch, "rloo", *SMALL, "--algo", "grpo", "--iterations", "1", "--out", str(run))
+    state = torch.load(run / "checkpoint/trainer.pt")
+    assert state["script"] == "recipes-rloo"
+    assert f"recipes.py rloo --resume '{run}'" in capsys.readouterr().out
+    command(monkeypatch, "rloo", "--resume", str(run), "--iterations", "2")
+    assert len(rows_of(run)) == 3
+    with pytest.raises(SystemExit, match="it was trained by recipes-rloo"):
+        command(monkeypatch, "sgd", "--resume", str(run), "--iterations", "3")
+    with pytest.raises(SystemExit, match="rloo is for --algo grpo"):
+        command(monkeypatch, "rloo", *SMALL, "--out", str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("words, code", [
+    ([], 0), (["--help"], 0), (["ppo"], "There is no recipe ppo.")])
+def test_the_names_of_all_recipes_are_shown(words, code, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, *words)
+    assert stop.value.code == code
+    shown = capsys.readouterr().out
+    for name in recipes.RECIPES:
+        assert f"\n{name} " in "\n" + shown
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit, match="pip install peft"):
+        command(monkeypatch, "lora", *SMALL)
+
+
+ENVIRONMENT_AND_MAIN = """
+import envs, ragen_mini as rm
+
+class Short(envs.FrozenLake):
+    actions = envs.FrozenLake.actions
+
+rm.main()  # without a guard
+"""
+
+
+def test_a_script_may_hold_the_environment_that_it_trains(monkeypatch, tmp_path, capsys):
+    """It is not run again to find the class: that would train once more, inside of the first."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(ENVIRONMENT_AND_MAIN)
+    words = ["./mine.py", *SMALL, "--env", "mine.py:Short", "--out", "run"]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path("./mine.py", run_name="__main__")
+    assert capsys.readouterr().out.count("tiny learns Short") == 1

@@ -1,4 +1,4 @@
-"""torchrun for real: two processes, Ctrl-C, --resume. The same for a signal that reaches one of them alone."""
+"""torchrun for real: two processes, Ctrl-C (or a signal that only one of them gets), --resume."""
 import json
 import os
 import signal
@@ -14,15 +14,16 @@ import ragen_mini as rm
 
 ROOT = Path(rm.__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-SMALL = ["--env", "bandit", "--prompts", "4", "--rollouts", "4", "--update-size", "8", "--max-new-tokens", "12",
-         "--keep", "0.5", "--eval-every", "2", "--eval-prompts", "16"]
+SMALL = ("--env bandit --prompts 4 --rollouts 4 --minibatch-size 8 --max-new-tokens 12 "
+         "--keep 0.5 --eval-every 2 --eval-prompts 16").split()
 FOREVER = ["--iterations", "100000"]
 
 
 def start(*words):
     command = [*TORCHRUN, "extras/torchrun.py", *map(str, words)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
 
 
 def finish(process):  # -> exit code, stdout, stderr
@@ -77,10 +78,11 @@ def test_a_run_of_two_processes(tmp_path):
     rows = rows_of(tmp_path / "run")
     assert [row.get("updates") for row in rows] == [None, 1, 1]
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["out"] == str(tmp_path / "run")
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["out"] == str(tmp_path / "run")
     assert weights_of(tmp_path / "run")
-    alone = subprocess.run([sys.executable, "ragen_mini.py", "--resume", str(tmp_path / "run"), "--iterations", "3"],
-                           cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "ragen_mini.py", "--resume", tmp_path / "run", "--iterations", "3"]
+    alone = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert alone.returncode == 0, alone.stderr
     assert len(rows_of(tmp_path / "run")) == 4, "one process goes on with it"
 
@@ -111,7 +113,7 @@ def test_a_signal_to_one_process_stops_both(tmp_path, which):
 def test_a_mistake_is_told(tmp_path):
     code, said, err = finish(start("--prompts", "1", "--out", tmp_path / "run"))
     assert code != 0
-    assert "2 processes for --prompts 1: each must play one at least" in err  # two may write at once
+    assert "There are 2 processes, but --prompts is 1." in err  # two may write at once
     assert not said
     assert not (tmp_path / "run").exists()
 
@@ -119,7 +121,8 @@ def test_a_mistake_is_told(tmp_path):
 def test_eval_only_is_divided(tmp_path):
     code, said, err = finish(start("--env", "bandit", "--eval-only", "--eval-prompts", "16"))
     assert code == 0, err
-    assert said.count("bandit 0.") == 1 and "iteration" not in said
+    assert said.count("bandit 0.") == 1 and said.count("\nreturn ") == 1
+    assert "iteration" not in said
 
 
 def test_no_thread_of_the_group_is_left(tmp_path):
@@ -134,8 +137,9 @@ def test_no_thread_of_the_group_is_left(tmp_path):
         names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
         print([name for name in names if "gloo" in name])
         """)
-    process = subprocess.Popen([*TORCHRUN, script, "--env", "bandit", "--eval-only", "--eval-prompts", "16"], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [*TORCHRUN, script, "--env", "bandit", "--play", "300"]
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     code, said, err = finish(process)
     assert code == 0, err
     assert said.count("[]") == 2, said
+    assert said.count("\nreturn ") == 1

@@ -1,5 +1,4 @@
-"""Several processes are to do what one does: the same gradient, the same trajectories everywhere."""
-import functools
+"""Several processes do what one does: the same gradient, the same trajectories everywhere."""
 import multiprocessing
 import os
 import sys
@@ -8,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "extras"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "extras"))
 
-import envs
 import ragen_mini as rm
+import runs
 import torchrun
 
 SEEDS = list(range(300, 308))
@@ -20,7 +19,9 @@ SEEDS = list(range(300, 308))
 def of_all_processes(work, n, tmp_path):  # -> [what work(rank) returned in process 0, 1, ...]
     def child(rank):
         torchrun.RANK, torchrun.PROCESSES = rank, n
-        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=rank, world_size=n)
+        rm.rollout, rm.add_gradients = torchrun.rollout, torchrun.add_gradients
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/meet", rank=rank, world_size=n)
         torch.save(work(rank), tmp_path / f"{rank}.pt")
         torch.distributed.barrier()
     context = multiprocessing.get_context("fork")  # starts at once: nothing is imported anew
@@ -33,7 +34,7 @@ def of_all_processes(work, n, tmp_path):  # -> [what work(rank) returned in proc
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(n)]
 
 
-def gradients(cfg, models, trajs, updates):  # -> [{name: gradient} of each step], its statistics
+def gradients(cfg, models, trajs):  # -> [{name: gradient} of each step], its statistics
     """The weights stay, so that every step has the same truth."""
     models.optimizer = rm.make_optimizer(models, cfg)
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
@@ -45,22 +46,23 @@ def gradients(cfg, models, trajs, updates):  # -> [{name: gradient} of each step
             for name, weight in getattr(models, part).named_parameters():
                 found[-1][part, name] = weight.grad.clone()
     models.optimizer.step = step
-    steps = updates(batch, models, cfg, 0)
+    steps = rm.updates(batch, models, cfg, 0)
     return found, [dict(stats) for stats in steps]
 
 
 @pytest.mark.parametrize("micro_tokens", [300, 10 ** 6])
 def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch, micro_tokens):
-    """With many micro-batches of different numbers of tokens and with one; the last update has one row for two."""
-    cfg.rollouts, cfg.max_turns, cfg.update_size = 3, 2, 4
+    """With many micro-batches of different numbers of tokens, and with one. The last minibatch has
+    one row for two processes.
+    """
+    cfg.rollouts, cfg.max_turns, cfg.minibatch_size = 3, 2, 4
     models = rm.load_models(cfg)
     trajs = rm.rollout(models, SEEDS[:3], 3, cfg, 0)
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
     monkeypatch.setattr(rm, "MICRO_TOKENS", micro_tokens)
-    truth, stats = gradients(cfg, models, trajs, rm.updates)
+    truth, stats = gradients(cfg, models, trajs)
     assert [len(step) > 0 for step in truth] == [True] * 3, "9 = 4 + 4 + 1"
-    updates = functools.partial(rm.updates, gradients=torchrun.add_gradients)
-    together = of_all_processes(lambda rank: gradients(cfg, models, trajs, updates), 2, tmp_path)
+    together = of_all_processes(lambda rank: gradients(cfg, models, trajs), 2, tmp_path)
     for found, found_stats in together:
         assert len(found) == len(truth)
         for step, true_step in zip(found, truth):
@@ -73,15 +75,16 @@ def test_the_gradient_is_that_of_one_process(cfg, tmp_path, monkeypatch, micro_t
 
 
 def test_one_filter_for_all(cfg, tmp_path):
-    """`learn` keeps the same prompts, makes the same batch and as many steps as the core's."""
-    cfg.rollouts, cfg.prompts, cfg.max_turns, cfg.update_size, cfg.keep = 4, 4, 2, 4, 0.5
+    """`learn` keeps the same groups, and makes the same batch and as many steps as alone."""
+    cfg.rollouts, cfg.prompts, cfg.max_turns, cfg.minibatch_size, cfg.keep = 4, 4, 2, 4, 0.5
     cfg.lr = cfg.critic_lr = 0.0
     models = rm.load_models(cfg)
     models.optimizer = rm.make_optimizer(models, cfg)
     trajs = rm.rollout(models, SEEDS[:4], 4, cfg, 0)
     batch, steps = rm.learn(trajs, models, cfg, 3)
     assert len(steps) == 2
-    for found, found_steps in of_all_processes(lambda rank: torchrun.learn(trajs, models, cfg, 3), 2, tmp_path):
+    together = of_all_processes(lambda rank: rm.learn(trajs, models, cfg, 3), 2, tmp_path)
+    for found, found_steps in together:
         assert found.keys() == batch.keys()
         for name, x in batch.items():
             assert torch.allclose(found[name], x), name
@@ -89,31 +92,25 @@ def test_one_filter_for_all(cfg, tmp_path):
             assert step == pytest.approx(true_step, rel=1e-4, abs=1e-6)
 
 
-def test_nothing_to_compare(cfg):
-    cfg.rollouts, cfg.prompts = 2, 2
-    models = rm.load_models(cfg)
-    trajs = [rm.begin(300, 0, group, models.tok, cfg) for group in (0, 0, 1, 1)]
-    for traj in trajs:
-        traj.turns.append({"reward": 0.5})
-    assert torchrun.learn(trajs, models, cfg, 0) == ({}, [])
-
-
 def test_all_processes_get_all_trajectories(cfg, tmp_path):
     models = rm.load_models(cfg)
 
     def play(rank):
-        trajs = torchrun.play(models, SEEDS[:5], 3, cfg, 0)
+        trajs = rm.rollout(models, SEEDS[:5], 3, cfg, 0)
         return [(traj.group, traj.turns[0]["state"], traj.ids) for traj in trajs]
     one, other = of_all_processes(play, 2, tmp_path)
     assert one == other
     alone = rm.rollout(models, SEEDS[:5], 3, cfg, 0)
-    assert [traj.group for traj in alone] == [group for group, _, _ in one] == sorted([*range(5)] * 3)
+    groups = sorted([*range(5)] * 3)
+    assert [traj.group for traj in alone] == groups
+    assert [group for group, _, _ in one] == groups
     assert [traj.turns[0]["state"] for traj in alone] == [state for _, state, _ in one]
 
 
 def test_each_group_is_played_with_a_random_stream_of_its_process(cfg, tmp_path):
     models = rm.load_models(cfg)
-    found, _ = of_all_processes(lambda rank: torchrun.play(models, SEEDS[:2], 2, cfg, 7), 2, tmp_path)
+    found, _ = of_all_processes(
+        lambda rank: rm.rollout(models, SEEDS[:2], 2, cfg, 7), 2, tmp_path)
     for rank in range(2):
         truth = rm.rollout(models, [SEEDS[rank]], 2, cfg, 7 + rank)
         mine = [traj for traj in found if traj.group == rank]
@@ -124,28 +121,31 @@ def test_each_group_is_played_with_a_random_stream_of_its_process(cfg, tmp_path)
 def test_fewer_levels_than_processes(cfg, tmp_path):
     """--eval-prompts 1: one plays, all know how it ended."""
     models = rm.load_models(cfg)
-    one, other = of_all_processes(lambda rank: torchrun.play(models, [5], 1, rm.replace(cfg, env="bandit"), 0), 2, tmp_path)
+    bandit = rm.replace(cfg, env="bandit")
+    one, other = of_all_processes(
+        lambda rank: rm.play([5], models, bandit), 2, tmp_path)
     assert [traj.ids for traj in one] == [traj.ids for traj in other]
     assert len(one) == 1
 
 
-def test_a_signal_to_one_stops_all(tmp_path, monkeypatch):
-    def asked(rank):
-        rm.STOP[:] = [2] * (rank == 1)
-        return torchrun.watch({}, [], [], None, None)
-    before = [*rm.STOP]
-    assert of_all_processes(asked, 2, tmp_path) == [True, True]
-    assert rm.STOP == before
+@pytest.mark.parametrize("asked", [(False, True), (True, False), (False, False)])
+def test_a_signal_to_one_stops_all(tmp_path, asked):
+    def ask(rank):
+        runs.STOP.clear()
+        if asked[rank]:
+            runs.STOP.set()
+        return torchrun.one_was_asked_to_stop({}, [], None, None)
+    assert of_all_processes(ask, 2, tmp_path) == [any(asked)] * 2
 
 
 def test_too_many_processes(cfg, monkeypatch):
     monkeypatch.setitem(os.environ, "RANK", "0")
     monkeypatch.setattr(torchrun, "PROCESSES", 9)
-    with pytest.raises(envs.UserError, match="9 processes for --prompts 8"):
+    with pytest.raises(runs.UserError, match="9 processes, but --prompts is 8"):
         torchrun.join_others(cfg)
 
 
 def test_without_torchrun(cfg, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(envs.UserError, match="torchrun starts this script"):
+    with pytest.raises(runs.UserError, match="started by torchrun"):
         torchrun.join_others(cfg)
