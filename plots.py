@@ -31,13 +31,23 @@ TITLES = {
     "distinct": "different thoughts / thoughts\nnear 0 all thoughts are the same",
     "think_length": "words per thought\nnear 0 thoughts are empty",
     "response_length": "tokens per episode\nshorter answers, or fewer turns",
+    "policy_loss": "policy loss\nsays little about success",
+    "value_loss": "value loss\nerrors of the critic",
+    "clip_fraction": "share of clipped tokens\n0 in the first update after a rollout",
+    "turns": "turns per episode\nfewer: it ends sooner",
 }
 # The dashboard has a row for each question, with a panel for each of its columns that was logged.
 # "eval" stands for success on held-out levels: "eval sokoban", ...
 QUESTIONS = {
     "Look here first: does it win?": ("eval", "success", "reward", "valid"),
     "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
-    "What does it write?": ("entropy", "distinct", "think_length", "response_length")}
+    "What does it write?": ("entropy", "distinct", "think_length", "response_length"),
+    "What do the updates do?": ("policy_loss", "value_loss", "clip_fraction", "turns")}
+# Columns of your own, which a callback has added, get a row at the end. These get no panel.
+NOT_DRAWN = {"iteration", "updates", "tokens", "kept", "seconds_rollout", "seconds_update", "eval",
+             "yardsticks", "seconds"}
+# Shares are drawn from 0 to 1, so that a flat curve looks flat.
+SHARES = {"success", "valid", "distinct", "clip_fraction"}
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")
 STYLE = ["petroff10", {  # petroff10: ten colours that all readers can tell apart
     "axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 9.5, "axes.formatter.min_exponent": 4,
@@ -140,7 +150,8 @@ def draw_training(ax, runs, column):  # lines bridge iterations without the colu
         style = line_style(number)
         ax.plot(iterations, values, lw=0.7, marker=".", **style)
         ax.plot(iterations, running_median(values), lw=2, label=label, **style)
-    finish_panel(ax, TITLES.get(column, column), log=column.startswith("grad_norm"))
+    scale = "log" if column.startswith("grad_norm") else "share" if column in SHARES else "linear"
+    finish_panel(ax, TITLES.get(column, column), scale=scale)
 
 
 def running_median(y):  # (n,) -> (n,)
@@ -181,16 +192,18 @@ def draw_yardsticks(ax, runs, env):
                 transform=ax.get_yaxis_transform())
 
 
-def finish_panel(ax, title, xlabel="iteration", log=False):  # after its lines are drawn
+def finish_panel(ax, title, xlabel="iteration", scale="share"):  # after its lines are drawn
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(title=title, xlabel=xlabel)
-    if log:
+    if scale == "log":
         # Gradients vanish, and jump, by factors of a thousand.
         ax.set_yscale("log")
-    else:
-        # With 0 and 1 in view, a flat curve looks flat.
-        low, high = ax.get_ylim()
-        ax.set_ylim(min(low, -0.04), max(1.05 * high, 1.15))
+        return
+    low, high = ax.get_ylim()
+    if scale == "share":
+        ax.set_ylim(-0.04, 1.15)
+    elif low > 0:
+        ax.set_ylim(bottom=0)
 
 
 def add_legend(fig, ax):  # below the panels, of which all have the labels of ax
@@ -206,6 +219,8 @@ def subjects(runs):  # -> "sokoban, tiny / frozenlake, tiny"
 def curves(runs, out, questions=None):  # questions: None for QUESTIONS
     """Everything that was logged, in a row of panels for each question."""
     panels = panels_of(runs, questions or QUESTIONS)
+    if not questions:
+        panels |= others(runs)
     if not panels:
         raise ValueError("There is no curve yet, because nothing was trained or evaluated.")
     width = max(4, max(len(columns) for columns in panels.values()))
@@ -241,6 +256,16 @@ def panels_of(runs, questions):  # -> {question: those of its columns that were 
         if found:
             panels[question] = found
     return panels
+
+
+def others(runs):  # -> {question: columns that no question of ours has}
+    known = NOT_DRAWN.union(*QUESTIONS.values())
+    found = set()
+    for run in runs.values():
+        for row in run.rows:
+            found.update(column for column, value in row.items()
+                         if isinstance(value, (int, float)) and not column.startswith("eval "))
+    return {"What else was logged?": sorted(found - known)} if found - known else {}
 
 
 def collapse(runs, out):
@@ -292,8 +317,8 @@ def mark_collapse(ax, run, color, grey):
 def online_k(runs, out):
     """Fig. 10: success on held-out levels against the number of updates, one curve for each k.
 
-    With --online-k k, a rollout is learned from in k slices, and the policy has changed k - 1 times
-    when it comes to the last one. So the larger k is, the staler is what the policy learns from.
+    With --online-k k, a rollout is learned from in k slices, and before the last one there were the
+    updates of k - 1 others. So the larger k is, the staler is what the policy learns from.
     If there are several runs of one k, which differ in their seeds, their mean is drawn, with a
     thin line for each.
     """

@@ -4,13 +4,21 @@ This file is the whole method. One iteration looks like this (see `iterate` and 
 equations of the paper:
 
     trajs = rollout(...)              the model plays N episodes in each of P levels
-    R     = returns(trajs)            the return of an episode is the sum of its rewards    eq. 2
-    kept  = uncertainty_filter(R)     keep the groups whose returns differ most             eq. 7
-    batch = compute_advantages(...)   how much better than expected was each token?         eq. 5
-    updates(batch)                    gradient steps that make better tokens more likely    eq. 4, 6
+    R     = returns(...)              the return of an episode is the sum of its rewards    eq. 2
+    kept  = uncertainty_filter(...)   keep the groups whose returns differ most             eq. 7
+    batch = compute_advantages(...)   how much better than expected was each token?
+                                      GRPO: eq. 5. PPO: generalised advantage estimation
+    updates(...)                      gradient steps that make better tokens more likely    eq. 4, 6
 
     python ragen_mini.py --env frozenlake                 train; all files go to a folder in runs/
-    python ragen_mini.py --resume RUN --iterations 100    train that run for longer
+    python ragen_mini.py --resume RUN --iterations 100    train that run up to iteration 100
+
+Who calls whom:
+    train > iterate > rollout > begin, sample, read, take_turn
+                    > learn > returns, uncertainty_filter
+                            > compute_advantages > collate, gae or grpo_advantages
+                            > updates > add_gradients > policy_loss, value_loss
+          > evaluate > play > rollout
 
 Three files stand around it. envs.py has the environments, plots.py draws what a run has logged, and
 runs.py has everything that a run needs besides the method: command line, loading, saving.
@@ -29,12 +37,14 @@ Words (if reinforcement learning is new to you, read parts 3 and 4 of tutorial.i
     trajectory    an episode as tokens: message, answer, message, answer, ...
     return        R, the sum of the rewards of an episode
     group         the N episodes of one level. All of them begin with the same message, the prompt
+                  (that is why --prompts is the number of groups)
     value         the expected sum of the rewards to come. PPO trains a second network, the critic,
                   to estimate it
     advantage     A, how much better than expected things went after a token
 
-Shapes: P groups of N episodes each. B trajectories of up to T tokens, of which the model wrote n.
-b rows that a network reads at once, V tokens in the vocabulary, D the hidden width.
+Shapes: P groups of N episodes each. B trajectories of up to T tokens. n tokens that the model wrote
+(in the rows at hand). b rows that a network reads at once, V tokens in the vocabulary, D hidden
+width.
 """
 import copy
 import functools
@@ -62,7 +72,8 @@ FORMAT_PENALTY = -0.1
 EVAL_TEMPERATURE = 0.5
 # Gradients with a larger norm than this are scaled down to it.
 MAX_GRAD_NORM = 1.0
-# A value that has moved further than this from its old value is clipped (see value_loss).
+# A value that has moved further than this from its old value is clipped (see value_loss). This is
+# the number of the paper's code, whatever the size of the rewards.
 VALUE_CLIP = 0.5
 # Training ends after this many iterations in a row without an update (see is_dead).
 DEAD_AFTER = 10
@@ -72,7 +83,8 @@ DEAD_AFTER = 10
 EPISODES_AT_ONCE = 64 if CUDA else 256
 # Tokens of a micro-batch, unless this run has others (see runs.passes_that_fill_the_card):
 MICRO_TOKENS = 2048 if CUDA else 1024
-# Logits that an update holds at once, which are 256 MB in fp32:
+# Logits that an update holds at once. They are 256 MB in fp32, with all that is computed of them
+# about 2 GB:
 CHUNK_LOGITS = 2 ** 26
 
 
@@ -122,7 +134,7 @@ class Config:
     iterations: int | None = None  # how many to train (default: tiny 30, others 200)
     prompts: int = 8  # P: groups of an iteration, each of which plays one level
     rollouts: int = 16  # N: episodes of a group
-    minibatch_size: int = 32  # E: trajectories of one gradient step
+    minibatch_size: int = 32  # trajectories of one gradient step
     epochs: int = 1  # passes over the trajectories of an iteration
     online_k: int = 1  # play k * P groups at once, then learn from them in k slices (Fig. 10)
     lr: float | None = None  # learning rate of the policy (default: tiny 4e-4, others 1e-6)
@@ -131,7 +143,7 @@ class Config:
     # the objective
     algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the returns of the group)
     starpo_s: bool = False  # StarPO-S: other defaults for keep, kl-coef and clip-high
-    keep: float | None = None  # share of groups to train on (default: 1, --starpo-s: 0.25)
+    keep: float | None = None  # share of the P groups to train on (default: 1, --starpo-s: 0.25)
     kl_coef: float | None = None  # KL penalty per token (default: 0.001, --starpo-s: 0)
     clip_high: float | None = None  # clip ratios above 1 + this (default: 0.2, --starpo-s: 0.28)
     clip_low: float = 0.2  # clip ratios below 1 - this
@@ -150,7 +162,7 @@ class Config:
     out: str = ""  # folder of the run (default: runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run to continue
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
-    micro_tokens: int | None = None  # tokens of a forward-backward pass (default: what fits)
+    micro_tokens: int | None = None  # tokens of an update's pass (default: CPU 1024, GPU from 2048)
 
     # What the presets have filled in. It is no option, but it is saved with the settings, so that
     # these are chosen anew if another --starpo-s or --model follows.
@@ -300,12 +312,11 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids, a tuple
     """A message in the model's chat template, followed by the first tag of the answer.
 
     NOTE: what the model wrote before is never encoded again, because its text might give other ids
-    than those that were sampled. So a later message is rendered behind a dummy chat, and all of it
-    up to "(seam)", which stands for the answer, is cut off at the bar:
-
-        <|im_start|>user . <|im_end|><|im_start|>assistant (seam) | <|im_end|><|im_start|>user ...
-
-    What remains begins with the token that ends an answer, here <|im_end|>.
+    than those that were sampled. So a later message is rendered behind a dummy chat, in which
+    "(seam)" stands for the answer, and everything up to there is cut off:
+        rendered    <|im_start|>user . <|im_end|> <|im_start|>assistant (seam) <|im_end|> ...
+        kept                                                                   <|im_end|> ...
+    What is kept begins with the token that ends an answer, here <|im_end|>.
     """
     rendered = render(tok, without_control_tokens(tok, text), after_answer)
     # Some templates write <think> themselves, or even <think></think>. We write our own tag.
@@ -341,14 +352,13 @@ def control_tokens(tok):  # -> {id: text}
 
 
 def end_tokens(models, cfg):  # -> ids that end an answer, that of the chat template comes first
-    """The chat template's is the first control token between an answer and the next message. There
-    follow all end tokens that the tokenizer and the model declare.
+    """The chat template's is the first control token between an answer and the next message. After
+    it come the end tokens that the tokenizer and the model declare.
     """
     tok = models.tok
-    seam, _, _ = render(tok, "(message)", after_answer=True).partition("(message)")
-    between = tok(seam, add_special_tokens=False).input_ids
+    between, _, _ = render(tok, "(message)", after_answer=True).partition("(message)")
     control = control_tokens(tok)
-    ends = [i for i in between if i in control][:1]
+    ends = [i for i in tok(between, add_special_tokens=False).input_ids if i in control][:1]
     generation = getattr(models.policy, "generation_config", None)
     declared = getattr(generation, "eos_token_id", None)  # a number, a list of them, or None
     for i in (tok.eos_token_id, *(declared if isinstance(declared, list) else [declared])):
@@ -359,8 +369,8 @@ def end_tokens(models, cfg):  # -> ids that end an answer, that of the chat temp
     return ends
 
 
-# An answer is <think>...</think><answer>...</answer>, where ... is any text without these tags. The
-# thought may be missing. <think>a</think><answer>Up</answer> is valid, but
+# An answer is <think>...</think><answer>...</answer>, where ... is any text without these tags.
+# (With --no-think there is no thought.) <think>a</think><answer>Up</answer> is valid, but
 # <think>a<think>b</think><answer>Up</answer> and <answer>Up</answer> Good luck! are not.
 NO_TAGS = r"((?:(?!</?think>|</?answer>).)*)"
 ANSWER = re.compile(
@@ -482,8 +492,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the next token of 
     new, and - is a pad:
         h h h a b c      input a b c      written to columns 3 4 5
         h x              input x - -      written to columns 1 2 3
-    So the pads come to lie behind the end of their row. There a mask hides them, and the next ids
-    of the row overwrite them.
+    So the keys and values of pads come to lie behind the end of their row. There a mask hides them,
+    and the next ids of the row overwrite them. What the model computes at a pad is never used.
     """
     device = cfg.device
     new = [traj.ids[traj.cached:] for traj in trajs]
@@ -491,11 +501,12 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the next token of 
     inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new], device=device)  # (b,q)
     last = torch.tensor([len(ids) - 1 for ids in new], device=device)  # (b,)
     columns = cache.prepare(trajs, q, device)  # (b,q)
-    future = torch.arange(cache.used, device=device) > columns[:, None, :, None]  # (b,1,q,used)
+    # A token may look at the columns up to its own.
+    beyond = torch.arange(cache.used, device=device) > columns[:, None, :, None]  # (b,1,q,used)
 
     decoder, head = policy.get_decoder(), policy.get_output_embeddings()
     hidden = decoder(input_ids=inputs, position_ids=columns, past_key_values=cache,
-                     attention_mask=-1e30 * future).last_hidden_state  # (b,q,D)
+                     attention_mask=-1e30 * beyond).last_hidden_state  # (b,q,D)
     for traj in trajs:
         traj.cached = len(traj.ids)
 
@@ -517,7 +528,7 @@ class KVCache:
         self.layers = {}  # number of the layer -> table (rows, columns, heads, 2 * width)
 
     def prepare(self, trajs, q, device):  # -> columns (b,q)
-        """Chooses the places of the next q inputs of each trajectory, before the layers come."""
+        """Must be called before each pass: it chooses the places where `update` will store."""
         cached = torch.tensor([traj.cached for traj in trajs], device=device)
         self.columns = cached[:, None] + torch.arange(q, device=device)
         self.rows = torch.tensor([traj.cache_row for traj in trajs], device=device)  # (b,)
@@ -572,9 +583,11 @@ def nothing_to_compare(R, cfg):  # R (P,N) of the kept groups -> bool
     """True if all returns that the advantages compare are equal: under GRPO those within each
     group, under PPO all of them. Then `learn` makes no update.
 
-    NOTE: without this rule PPO would be trained on the errors of its critic, which whitening scales
-    up to the usual size. With it, a policy whose answers are all invalid never changes again. So it
-    is one reason why a collapse is final here.
+    A single group with equal returns is no reason: under GRPO its advantages are 0.
+
+    NOTE: without this rule PPO would be trained on the errors of its critic, which whitening (see
+    compute_advantages) scales up to the usual size. With it, a policy whose answers are all invalid
+    never changes again. So it is one reason why a collapse is final here.
     """
     spread = R.std(correction=0) if cfg.uses_critic else R.std(1, correction=0).max()
     return spread < 1e-4
@@ -622,7 +635,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, target of 
     write, v_next and A_next are carried over unchanged, and nothing is discounted.
     """
     advantage = torch.zeros_like(value)
-    # Nothing comes after the last token.
+    # Nothing comes after the last token, even if the episode was cut off there by max_turns.
     next_advantage = torch.zeros_like(value[:, 0])
     next_value = torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
@@ -653,10 +666,11 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
 
 
 def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch, as of collate, with "adv"
-    """An advantage is what came after a token, minus a baseline, divided by a scale.
+    """PPO: the rewards that came after a token, minus the critic's value before it. Then all
+    advantages are whitened: shifted and scaled to mean 0 and std 1.
 
-    PPO takes the rewards to come and the critic's value, then whitens over the whole batch. GRPO
-    takes the return of the episode, and the mean and std of its group.
+    GRPO: one number for all tokens of an episode, its return compared with its group. To it come
+    the KL penalties from the token on.
     """
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
@@ -725,7 +739,7 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     # The length of a row is the number of columns up to the last token that the model wrote.
     columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     length = (mask * columns).amax(1).tolist()
-    limit = runs.micro_tokens.get() or MICRO_TOKENS
+    limit = runs.tokens_of_a_pass(MICRO_TOKENS)
     packs = []
     for row in sorted(rows, key=lambda row: length[row]):
         tokens = length[row] + 1  # with the target of the last column
@@ -760,9 +774,9 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
          1     0.5        0.5            0.8           not        up again: it moved the wrong way
         -1     0.5       -0.5           -0.8           clipped    none: it moved down far enough
         -1     1.5       -1.5           -1.2           not        down again: it moved the wrong way
-    NOTE: in the first update after a rollout all ratios are 1, so nothing is clipped. With its
-    defaults StarPO-S makes only that one update (32 kept trajectories, minibatches of 32). So its
-    wider clip has no effect there.
+    NOTE: in the first update after a rollout all ratios are 1 (in bf16: nearly), so nothing is
+    clipped. With its defaults StarPO-S makes only that one update (it keeps 32 trajectories, which
+    are one minibatch). So its wider clip has no effect there.
     """
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
@@ -790,9 +804,10 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step
     for _ in range(cfg.epochs):
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.minibatch_size):
-            rows = rows.tolist()
-            # add_gradients, and again with shorter passes if memory runs out
-            stats = runs.in_passes_that_fit(add_gradients, batch, rows, models, cfg, MICRO_TOKENS)
+            stats = None
+            while stats is None:  # if memory runs out, the minibatch is repeated in shorter passes
+                with runs.shorter_passes_if_out_of_memory(batch, models, MICRO_TOKENS):
+                    stats = add_gradients(batch, rows.tolist(), models, cfg)
             stats["grad_norm"] = take_step(models)
             steps.append(stats)
     return steps
@@ -855,7 +870,7 @@ def train(cfg, models=None, callback=None):  # -> rows of the log, models
     cfg = replace(cfg)  # a copy, which is checked again, since settings may have been changed
     models = models or load_models(cfg)
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
-    with runs.open_run(models, cfg) as run:
+    with runs.open_run(models, cfg) as run:  # with --resume, models get the weights of that run
         cfg = run.cfg  # the same settings, with the run's folder in cfg.out
         for i in range(len(run.rows), cfg.iterations + 1):
             row, trajs = iterate(i, models, cfg)
@@ -874,13 +889,13 @@ def train(cfg, models=None, callback=None):  # -> rows of the log, models
                 break
     if i > 0 or cfg.eval_every:  # otherwise there is no curve
         plots.curves({cfg.out: plots.load(cfg.out)}, f"{cfg.out}/curves.png")
-    runs.print_next_steps(cfg, i, is_dead(run.rows))
+    runs.print_next_steps(cfg, i, is_dead(run.rows) and DEAD_AFTER)
     return run.rows, models
 
 
 def is_dead(rows):
-    """True if the last DEAD_AFTER iterations made no update, because all returns were equal (see
-    nothing_to_compare). Further iterations would hardly change that.
+    """True if the last DEAD_AFTER iterations made no update, because `learn` had nothing to learn
+    from. Further iterations would hardly change that.
     """
     last = rows[-DEAD_AFTER:]
     return len(last) == DEAD_AFTER and all(row.get("updates") == 0 for row in last)
@@ -903,8 +918,8 @@ def iterate(i, models, cfg):  # -> a row of the log, trajectories
     seconds_rollout = perf_counter() - start
     check_ratios(trajs, models, cfg)
 
-    # Online-k: the groups are learnt from in slices of P. While the policy learns from the first
-    # slice, the others grow stale: the last one was played k - 1 slices of updates ago.
+    # Online-k: the groups are learned from in slices of P. While the policy learns from the first
+    # slices, the others grow stale: before the last one there were the updates of k - 1 slices.
     start = perf_counter()
     learned = []
     for first in range(0, len(level_seeds), cfg.prompts):
@@ -1003,6 +1018,8 @@ def check_policy(policy, tok, cfg):
     after the head, as Gemma 2 does, because `read` and `token_logps` leave that out.
     """
     traj = begin(seed=0, episode=0, group=0, tok=tok, cfg=cfg)
+    if cfg.trains:  # are there levels besides the held-out ones?
+        begin(seed=envs.EVAL_SEEDS.stop, episode=0, group=0, tok=tok, cfg=cfg)
     check_template(tok, traj, cfg)
     runs.check_longest_episode(policy, len(traj.ids), cfg)
     try:

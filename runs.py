@@ -3,7 +3,7 @@
     settings    presets, checks, the command line, the settings of an older run
     models      loading them
     a run       its folder, which only one process may use; log, save and restore
-    a process   Ctrl-C, threads, what the user is told
+    a process   Ctrl-C, threads, memory, what the user is told
 
 The folder of a run holds
     config.json      its settings
@@ -674,8 +674,12 @@ def torch_settings(policy):
 
 
 # ----------------------------------------------------------------------- passes that fill the card
-# The tokens of a pass (a micro-batch) of the present run. None: rm.MICRO_TOKENS.
+# The tokens of a pass (a micro-batch) of the present run. None stands for the default.
 micro_tokens = contextvars.ContextVar("micro_tokens", default=None)
+
+
+def tokens_of_a_pass(default):  # default: MICRO_TOKENS of ragen_mini.py
+    return micro_tokens.get() or default
 
 
 @contextlib.contextmanager
@@ -717,19 +721,20 @@ def free_memory(device):  # of a GPU, with what PyTorch holds but does not use -
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def in_passes_that_fit(add_gradients, batch, rows, models, cfg, default):  # -> statistics
-    """Calls add_gradients. If the card's memory runs out, the passes of this run get half as many
-    tokens, and the minibatch begins again.
+@contextlib.contextmanager
+def shorter_passes_if_out_of_memory(batch, models, default):
+    """If the card's memory runs out inside, the passes of this run get half as many tokens, and the
+    gradients that were added so far are dropped.
     """
-    while True:
-        tokens = micro_tokens.get() or default
-        try:
-            return add_gradients(batch, rows, models, cfg)
-        except torch.OutOfMemoryError:
-            if tokens <= batch["mask"].shape[1]:  # then already a single row is too long
-                raise
-        # Now the error is gone, and with it the tensors that its traceback held.
-        models.optimizer.zero_grad()
+    tokens = tokens_of_a_pass(default)
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        if tokens <= batch["mask"].shape[1]:  # already a single row is too long
+            raise
+        for network in (models.policy, models.critic):
+            if network:
+                network.zero_grad()
         micro_tokens.set(tokens // 2)
         say(f"out of memory: from now on passes have {tokens // 2} tokens, not {tokens} "
             f"(--micro-tokens)")
@@ -745,13 +750,13 @@ def one_line(error):
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def print_next_steps(cfg, i, dead):
+def print_next_steps(cfg, i, dead):  # dead: the number of its last iterations without an update
     """Where the picture of a run is, how to see the model play, how to go on."""
     iterations = cfg.iterations + 30 if i == cfg.iterations else cfg.iterations
     if Path(cfg.out, "curves.png").exists():
         print(f"curves:  {cfg.out}/curves.png")
     if dead:
-        print(f"ended at {i}: no update for ten iterations, because all returns were equal. "
+        print(f"ended at {i}: no update in {dead} iterations, because returns were equal. "
               f"See: python plots.py collapse {cfg.out!r}")
     if not by_command_line or script() in ("notebook", "python"):
         print(f"go on:   train(parse_config(['--resume', {cfg.out!r}, "

@@ -81,8 +81,9 @@ def mean_of_episodes():
     """Eq. 4 and 6 as printed: the mean over episodes of their means over tokens.
 
     Apart from the entropy bonus the loss is proportional to the advantages, so the weight of a
-    token can be put there. NOTE: this is exact for one update an iteration. One of several is
-    scaled by the mean length of all episodes, divided by that of its own.
+    token can be put there. NOTE: this is exact for one update an iteration. If there are several,
+    the loss of each is too large by the factor (mean length of all episodes) / (mean length of its
+    own episodes).
     """
     compute_advantages = rm.compute_advantages
 
@@ -151,7 +152,9 @@ def early_turns_count_more():
     def take_turn_and_scale(traj, tok, cfg, ends):
         last = len(traj.ids) - 1  # the last token of the answer has its reward
         take_turn(traj, tok, cfg, ends)
-        traj.reward[last] *= 0.9 ** (len(traj.turns) - 1)
+        scale = 0.9 ** (len(traj.turns) - 1)
+        traj.reward[last] *= scale
+        traj.turns[-1]["reward"] *= scale
     rm.take_turn = take_turn_and_scale
 
 
@@ -287,7 +290,6 @@ def read_once():
 
 
 # Tokens that a forward pass of read_once reads:
-ONCE_TOKENS = 2 * rm.MICRO_TOKENS
 
 
 def read_messages_once(models):
@@ -302,6 +304,7 @@ def alike_together(batch, rows):  # yields what rm.micro_batches yields
     """All rows of a micro-batch have one first message, which counts once. Apart from that it is as
     there: rows of similar length go together, in bounded memory.
     """
+    limit = 2 * runs.tokens_of_a_pass(rm.MICRO_TOKENS)  # twice as many, since a message counts once
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()
     by_message = {}  # {first message: rows}
     for row in sorted(rows, key=lambda row: length[row]):
@@ -312,7 +315,7 @@ def alike_together(batch, rows):  # yields what rm.micro_batches yields
         packs = []
         for row in group:
             more = length[row] - len(message)
-            if not packs or len(message) + (len(packs[-1]) + 1) * more > ONCE_TOKENS:
+            if not packs or len(message) + (len(packs[-1]) + 1) * more > limit:
                 packs.append([])
             packs[-1].append(row)
         for pack in packs:

@@ -2,6 +2,7 @@
 
     python figures/unpack.py                                     lists the runs that there are
     python figures/unpack.py trap-PPO-seed9 "*-k-*-seed?"        writes runs/shipped/NAME for each
+    python figures/unpack.py trap-PPO-seed9=runs/a               writes runs/a
     python plots.py collapse runs/shipped/trap-PPO-seed9
 
 A pattern may hold *, ? and [...]. paper.json says which settings the words of a name stand for. The
@@ -61,11 +62,15 @@ def main(argv=None):
         if not args.patterns:
             print("\n".join(runs))
         for pattern in args.patterns:
+            pattern, _, folder = pattern.partition("=")
             names = fnmatch.filter(runs, pattern)
             need(names, f"No shipped run is called {pattern}. Without a name, all are listed.")
             for name in names:
-                write(runs[name], SHIPPED / name)
-                print(SHIPPED / name)
+                to = Path(folder) if folder else SHIPPED / name
+                need(not folder or (len(names) == 1 and not to.exists()),
+                     f"{folder} exists, or {pattern} names several runs. Give a new folder for one.")
+                write(runs[name], to)
+                print(to)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A random two-layer Llama on `tiny`'s tokenizer, and policies that say what a test wants. Nothing is downloaded."""
+"""A random two-layer Llama with the tokenizer of `tiny`, and policies that say what a test wants.
+
+Nothing is downloaded.
+"""
 import functools
 import gc
 import inspect
@@ -9,9 +12,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ |= {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # no network, no window
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # numbers of a CPU are expected; what needs a GPU is in extras/gpu.py
-# Such small models gain nothing from more, and threads that wait for a busy core lose much.
+# No network, no window, no GPU: the expected numbers are those of a CPU.
+os.environ |= {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Such small models gain nothing from more threads, and threads that wait for a busy core lose much.
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -22,51 +26,56 @@ import transformers
 
 import plots
 import ragen_mini
+import runs
 
 
 def pytest_configure(config):
-    """Who edits a function may break what is made of its text (test_tutorial.py): the other tests still say if it is right."""
+    """A file that cannot be imported must not keep the others from saying what is right."""
     config.option.continue_on_collection_errors = True
 
 
 def pytest_collection_finish():
-    """What was imported stays: the garbage collector need not look through it again and again (a tenth of the time)."""
+    """What was imported stays. So the garbage collector need not look through it again and again,
+    which saves a tenth of the time.
+    """
     gc.freeze()
 
 
-inspect.getsource = functools.cache(inspect.getsource)  # parse_config asks for it, which parses the file each time
+# parse_config asks for it, and it parses the file each time.
+inspect.getsource = functools.cache(inspect.getsource)
 
-
-DRAW = plots.dashboard
+DRAW = plots.curves
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_pictures():
-    """Drawing takes longer than a small run: an empty file will do."""
-    plots.dashboard = lambda runs, out, *rest, **named: Path(out).touch() or out
+    """Drawing takes longer than a small run. An empty file will do."""
+    plots.curves = lambda runs, out, *rest, **named: Path(out).touch() or out
 
 
 @pytest.fixture
 def pictures(monkeypatch):
     """A test that asks for this gets real pictures."""
-    monkeypatch.setattr(plots, "dashboard", DRAW)
+    monkeypatch.setattr(plots, "curves", DRAW)
 
 
 def random_llama(vocab, sharpen=12, **options):
     torch.manual_seed(0)
-    sizes = dict(vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                 max_position_embeddings=2048, tie_word_embeddings=False, bos_token_id=None, eos_token_id=2)
+    sizes = dict(vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                 num_attention_heads=4, max_position_embeddings=2048, tie_word_embeddings=False,
+                 bos_token_id=None, eos_token_id=2)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | options)).eval()
-    with torch.no_grad():  # the default initialisation is nearly uniform: sharpen it, or greedy choices are coin flips
-        for p in model.parameters():
-            if p.ndim == 2:
-                p.mul_(sharpen)
+    # The default initialisation is nearly uniform, and greedy choices would be tossed coins.
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.mul_(sharpen)
     return model
 
 
 @pytest.fixture(scope="session")
 def tok():
-    return transformers.AutoTokenizer.from_pretrained(ragen_mini.TINY)
+    return transformers.AutoTokenizer.from_pretrained(runs.TINY)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +107,7 @@ def untimed(rows):  # what is the same whenever the run is repeated
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A copy of the embedded model that does not go by its name: for everything that reads and writes folders."""
+    """A copy of the included model, for everything that reads and writes folders."""
     return shutil.copytree(ROOT / "tiny", tmp_path_factory.mktemp("model") / "copy").as_posix()
 
 
@@ -108,46 +117,60 @@ def random_folder(tmp_path_factory, tok, llama):
 
 
 @pytest.fixture
-def passes_as_before(monkeypatch):  # after recipes that change how much a pass reads, or how exactly
+def passes_as_before(monkeypatch):
+    """For recipes that change how much a pass reads, or how exactly. It is put back at the end."""
     monkeypatch.setattr(ragen_mini, "micro_batches", ragen_mini.micro_batches)
-    autocast = dict(vars(ragen_mini.autocast))
-    yield
-    vars(ragen_mini.autocast).update(autocast)
+    monkeypatch.setattr(ragen_mini, "autocast", ragen_mini.autocast)
 
 
 @pytest.fixture
 def cfg(folder):
-    return ragen_mini.Config(model=folder, device="cpu", max_new_tokens=12, iterations=2, lr=1e-3, critic_lr=1e-3)
+    return ragen_mini.Config(model=folder, device="cpu", max_new_tokens=12, iterations=2, lr=1e-3,
+                             critic_lr=1e-3)
 
 
 class Scripted(torch.nn.Module):
-    """A policy whose answers are given: answers[k] in turn k (the last one again from then on), to every row alike."""
+    """A policy whose answers are given: answers[k] in turn k, and the last one again from then on.
+
+    All rows get the same answer. Its decoder returns logits instead of hidden states, so its head
+    has nothing to do.
+    """
 
     def __init__(self, answers, vocab):
         super().__init__()
         self.answers = answers
         self.vocab = vocab
         self.turn = -1
-        self.t = 0  # token of the answer
+        self.t = 0  # which token of the answer comes next
 
-    def forward(self, input_ids, past_key_values, logits_to_keep, **kwargs):
+    def get_decoder(self):
+        return self
+
+    def get_output_embeddings(self):
+        return torch.nn.Identity()
+
+    def forward(self, input_ids, past_key_values, **kwargs):
+        # It remembers nothing, but a cache wants to be filled.
         keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 1)
-        past_key_values.update(keys, keys, 0)  # it remembers nothing, but a cache wants to be filled
+        past_key_values.update(keys, keys, 0)
         self.t += 1
         if input_ids.shape[1] > 1:  # a message
             self.turn += 1
             self.t = 0
         answer = self.answers[min(self.turn, len(self.answers) - 1)]
-        logits = torch.zeros(len(input_ids), logits_to_keep, self.vocab)
+        logits = torch.zeros(*input_ids.shape, self.vocab)
         logits[:, :, answer[self.t % len(answer)]] = 50.0
-        return SimpleNamespace(logits=logits)
+        return SimpleNamespace(last_hidden_state=logits)
 
 
 @pytest.fixture
 def play(tok):
-    """play(texts, name, seeds, cfg) -> trajectories in which every turn was answered with the given texts."""
+    """play(texts, name, seeds, cfg) -> trajectories whose turns were answered with these texts. A
+    text may also be a list of ids, which then needs its own end.
+    """
     def run(texts, name, seeds, cfg, n=1, tok=tok):
-        answers = [text if isinstance(text, list) else tok(text + "<|im_end|>").input_ids for text in texts]
+        answers = [text if isinstance(text, list) else tok(text + "<|im_end|>").input_ids
+                   for text in texts]
         models = SimpleNamespace(policy=Scripted(answers, len(tok)), tok=tok)
         return ragen_mini.rollout(models, seeds, n, ragen_mini.replace(cfg, env=name), 0)
     return run

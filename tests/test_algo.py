@@ -1,49 +1,64 @@
-"""Advantages, filter, losses and per-token quantities, against slow loops, hand-worked numbers and torch's own."""
+"""Advantages, filter, losses, gradients: against slow loops, numbers on paper, and torch's own.
+
+Then the models: how they are loaded, and how a step changes them.
+"""
 import copy
 import math
+import types
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-import envs
+import plots
 import ragen_mini as rm
-from conftest import equal, random_llama
+import runs
+from conftest import equal, random_llama, save
 
 
 def config(**options):
-    return rm.Config(model="none", device="cpu", max_new_tokens=8, iterations=1, lr=1e-3, critic_lr=1e-3, **options)
+    settings = dict(model="none", device="cpu", max_new_tokens=8, iterations=1, lr=1e-3,
+                    critic_lr=1e-3)
+    return rm.Config(**settings | options)
 
 
+# ------------------------------------------------------------------------------- advantages, filter
 def some_batch(seed=0, B=3, T=17):
-    """Random rewards and values on random masks, with environment tokens in between and at the ends."""
+    """Random rewards and values, with tokens of the environment in between and at the ends."""
     g = torch.Generator().manual_seed(seed)
     mask = torch.rand(B, T, generator=g) < 0.5
     mask[:, 3] = True
     return torch.randn(B, T, generator=g) * mask, torch.randn(B, T, generator=g), mask
 
 
-@pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.9, 0.95), (0.5, 0.0)])
-def test_gae_is_the_double_loop_over_the_models_tokens(gamma, lam):
+def gae_by_loops(reward, value, mask, gamma, lam):  # of one trajectory -> {column: advantage}
     """A_t = sum_l (gamma lam)^l delta_t+l, where t counts only tokens that the model wrote."""
+    steps = [t for t in range(len(mask)) if mask[t]]
+    deltas = []
+    for t, after in zip(steps, [*steps[1:], None]):
+        next_value = 0.0 if after is None else value[after]
+        deltas.append(float(reward[t] + gamma * next_value - value[t]))
+    advantage = {}
+    for i, t in enumerate(steps):
+        advantage[t] = sum((gamma * lam) ** l * delta for l, delta in enumerate(deltas[i:]))
+    return advantage
+
+
+@pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.9, 0.95), (0.5, 0.0), (0.0, 0.5)])
+def test_gae_is_the_double_loop_over_the_models_tokens(gamma, lam):
     reward, value, mask = some_batch()
-    value_seen = torch.where(mask, value, torch.tensor(float("nan")))  # the environment's values must not matter
-    adv, ret = rm.gae(reward, torch.nan_to_num(value_seen, nan=123.0), mask, gamma, lam)
+    # Values before tokens of the environment must not matter.
+    advantage, target = rm.gae(reward, torch.where(mask, value, 123.0), mask, gamma, lam)
     for b in range(len(mask)):
-        steps = [t for t in range(mask.shape[1]) if mask[b, t]]
-        for i, t in enumerate(steps):
-            expected = 0.0
-            for l, u in enumerate(steps[i:]):
-                after = value[b, steps[i + l + 1]] if i + l + 1 < len(steps) else 0.0
-                expected += (gamma * lam) ** l * (reward[b, u] + gamma * after - value[b, u])
-            assert adv[b, t] == pytest.approx(float(expected), abs=1e-5)
-            assert ret[b, t] == pytest.approx(float(expected + value[b, t]), abs=1e-5)
-    assert (adv[~mask] == 0).all() and (ret[~mask] == 0).all()
+        for t, expected in gae_by_loops(reward[b], value[b], mask[b], gamma, lam).items():
+            assert advantage[b, t] == pytest.approx(expected, abs=1e-5)
+            assert target[b, t] == pytest.approx(expected + value[b, t].item(), abs=1e-5)
+    assert (advantage[~mask] == 0).all() and (target[~mask] == 0).all()
 
 
-def test_the_example_of_the_docstrings():
-    """Two messages, two answers: the tables of collate and gae."""
+def test_the_example_of_collate_and_gae():
+    """Two messages and two answers: m1 m2 a1 a2 m3 a3."""
     traj = rm.Trajectory(None, 0, 10)
     traj.append([1, 2], sampled=False)
     traj.append([11], True, -0.5)
@@ -52,69 +67,71 @@ def test_the_example_of_the_docstrings():
     traj.append([13], True, -0.5)
     traj.reward[-1] = 1.0
     batch = rm.collate([traj], "cpu")
-    assert batch["inputs"].tolist() == [[1, 2, 11, 12, 3]] and batch["targets"].tolist() == [[2, 11, 12, 3, 13]]
+    assert batch["inputs"].tolist() == [[1, 2, 11, 12, 3]]
+    assert batch["targets"].tolist() == [[2, 11, 12, 3, 13]]
     assert batch["old_logp"].tolist() == [[0, -0.5, -0.5, 0, -0.5]]
-    assert batch["mask"].int().tolist() == [[0, 1, 1, 0, 1]] and batch["reward"].tolist() == [[0, 0, 0, 0, 1]]
-    adv, ret = rm.gae(batch["reward"], torch.tensor([[9, 0.2, 0.3, 9, 0.6]]), batch["mask"], 1.0, 1.0)
-    assert adv[0].tolist() == pytest.approx([0, 0.8, 0.7, 0, 0.4]) and ret[0].tolist() == pytest.approx([0, 1, 1, 0, 1])
+    assert batch["mask"].int().tolist() == [[0, 1, 1, 0, 1]]
+    assert batch["reward"].tolist() == [[0, 0, 0, 0, 1]]
+    value = torch.tensor([[9, 0.2, 0.3, 9, 0.6]])
+    advantage, target = rm.gae(batch["reward"], value, batch["mask"], 1.0, 1.0)
+    assert advantage[0].tolist() == pytest.approx([0, 0.8, 0.7, 0, 0.4])
+    assert target[0].tolist() == pytest.approx([0, 1, 1, 0, 1])
 
 
-def test_gae_without_critic_is_reward_to_go():
+def test_gae_without_critic_is_reward_to_come():
     reward, _, mask = some_batch(1)
-    adv, _ = rm.gae(reward, torch.zeros_like(reward), mask, 1.0, 1.0)
-    to_go = reward.flip(1).cumsum(1).flip(1)
-    assert torch.allclose(adv[mask], to_go[mask], atol=1e-5)
+    advantage, _ = rm.gae(reward, torch.zeros_like(reward), mask, 1.0, 1.0)
+    to_come = reward.flip(1).cumsum(1).flip(1)
+    assert torch.allclose(advantage[mask], to_come[mask], atol=1e-5)
 
 
 def test_grpo_advantages_by_hand():
-    """(0, 0, 0, 1): mean 1/4, sample std 1/2."""
-    adv = rm.grpo_advantages(torch.tensor([[0.0, 0, 0, 1]]))
-    assert adv[0].tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
-    mean_only = rm.grpo_advantages(torch.tensor([[0.0, 0, 0, 1]]), "mean")
-    assert mean_only.tolist()[0] == pytest.approx([-0.25, -0.25, -0.25, 0.75])
-
-
-def test_grpo_compares_within_the_group():
-    """Two groups with different means and spreads: over the whole batch, or over the wrong dimension, all would differ."""
+    """(0, 0, 0, 1): the mean is 1/4, the sample std 1/2. A second group, with another mean and
+    another spread, shows that nothing is taken over the batch, or over the wrong dimension.
+    """
     R = torch.tensor([[0.0, 0, 0, 1], [10, 10, 10, 12]])
-    adv = rm.grpo_advantages(R)
-    assert adv.tolist()[0] == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
-    assert adv.tolist()[1] == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
-    assert rm.grpo_advantages(R, "mean").tolist()[1] == pytest.approx([-0.5, -0.5, -0.5, 1.5])
+    for group in rm.grpo_advantages(R).tolist():
+        assert group == pytest.approx([-0.5, -0.5, -0.5, 1.5], abs=1e-4)
+    first, second = rm.grpo_advantages(R, "mean").tolist()
+    assert first == pytest.approx([-0.25, -0.25, -0.25, 0.75])
+    assert second == pytest.approx([-0.5, -0.5, -0.5, 1.5])
 
 
 def test_the_bandit_paradox_by_enumeration():
-    """One risky pull among 16, paid in a quarter of the cases: divided by the std its mean advantage is negative, else positive."""
+    """One risky pull among 16, paid in a quarter of the cases. Divided by the std, its advantage is
+    negative on average, else positive.
+    """
     def expected(norm):
-        paid, unpaid = (rm.grpo_advantages(torch.tensor([[0.15] * 15 + [x]]), norm)[0, 15].item() for x in (1.0, 0.0))
+        paid, unpaid = (rm.grpo_advantages(torch.tensor([[0.15] * 15 + [x]]), norm)[0, 15].item()
+                        for x in (1.0, 0.0))
         return 0.25 * paid + 0.75 * unpaid
     assert expected("std") == pytest.approx(-3.75 / 2, abs=1e-3)
     assert expected("mean") == pytest.approx(15 / 16 * (0.25 - 0.15), abs=1e-6)
-    for x, said in ((1.0, "A =  0.797 / 0.2125 =  3.75\n"), (0.0, "A = -0.141 / 0.0375 = -3.75\n")):
-        R = np.array([0.15] * 15 + [x])
-        off, std = x - R.mean(), R.std(ddof=1)
-        assert said == f"A = {off:6.3f} / {std:.4f} = {off / std:5.2f}\n" and said in rm.grpo_advantages.__doc__
 
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -0.1, 10.9, 0.15])
 @pytest.mark.parametrize("n", [2, 3, 16])
 def test_grpo_advantages_of_equal_returns_are_zero(value, n):
-    """Exactly, also where the mean is not: 16 times 10.9 has a float32 std of 1e-6, and 1e-6 / 1e-6 is no signal."""
+    """Exactly, also where the mean is not: 16 times 10.9 has a float32 std of 1e-6, and 1e-6 / 1e-6
+    is no signal.
+    """
     assert (rm.grpo_advantages(torch.full((1, n), value)) == 0).all()
 
 
-def test_filter_keeps_the_most_uncertain_prompts():
+def test_filter_keeps_the_groups_whose_returns_differ_most():
     R = torch.tensor([[0.0, 0, 0, 0], [0, 1, 0, 1], [5, 5, 5, 5.2], [0, 10, 0, 10]])
     assert rm.uncertainty_filter(R, 0.25).tolist() == [3]
     assert rm.uncertainty_filter(R, 0.5).tolist() == [3, 1]
     assert rm.uncertainty_filter(R, 0.75).tolist() == [3, 1, 2]
     assert rm.uncertainty_filter(R, 1.0).tolist() == [3, 1, 2, 0]
     assert rm.uncertainty_filter(R, 0.01).tolist() == [3], "at least one"
-    assert rm.uncertainty_filter(R, 0.7).tolist() == [3, 1], "2.8 are two: no more than the share"
+    assert rm.uncertainty_filter(R, 0.7).tolist() == [3, 1], "2.8 are two: not more than the share"
 
 
 def test_filter_sees_raw_returns():
-    """After group normalisation all spreads are equal but for rounding, and the two largest would not be found."""
+    """After group normalisation all spreads are equal but for rounding, and the two largest would
+    not be found.
+    """
     spreads = torch.tensor([300.0, 100, 800, 500, 200, 700, 400, 600])
     R = spreads[:, None] * torch.tensor([0.0, 1, 0, 1])
     for shift in range(8):
@@ -123,19 +140,38 @@ def test_filter_sees_raw_returns():
 
 
 def test_filter_asks_how_far_returns_differ_not_how_high_they_are():
-    """Eq. 7: a number added to all returns of a group changes nothing. And U is their std: neither range nor mean deviation."""
-    one_of_eight, half, half_but_less = [0.0] * 7 + [4], [0.0, 3] * 4, [0.0, 2.2] * 4  # their std: 1.32, 1.5, 1.1
-    R = torch.tensor([one_of_eight, half, half_but_less])
+    """A number added to all returns of a group changes nothing. And U is their std, neither range
+    nor mean deviation. Here the stds are 1.32, 1.5 and 1.1.
+    """
+    R = torch.tensor([[0.0] * 7 + [4], [0.0, 3] * 4, [0.0, 2.2] * 4])
     for height in torch.cartesian_prod(*[torch.tensor([-20.0, 0, 20])] * 3):
         assert rm.uncertainty_filter(R + height[:, None], 1.0).tolist() == [1, 0, 2]
 
 
+def test_a_share_is_not_rounded_down_by_floating_point():
+    assert len(rm.uncertainty_filter(torch.rand(100, 2), 0.29)) == 29, "0.29 * 100 is 28.999..."
+
+
+@pytest.mark.parametrize("R, ppo, grpo", [
+    ([[0, 0], [0, 0]], True, True),
+    ([[0, 0], [1, 1]], False, True),
+    ([[0, 0], [0, 1]], False, False),  # one group of two that differs is enough
+    ([[0, 1], [5, 5]], False, False)])
+def test_what_cannot_be_compared(cfg, R, ppo, grpo):
+    """GRPO compares within each group, PPO all episodes."""
+    R = torch.tensor(R).float()
+    assert bool(rm.nothing_to_compare(R, rm.replace(cfg, algo="ppo"))) == ppo
+    assert bool(rm.nothing_to_compare(R, rm.replace(cfg, algo="grpo"))) == grpo
+
+
+# ------------------------------------------------------------------------------------------- losses
 def test_policy_gradient_at_ratio_one_is_reinforce():
-    """d/d theta of the loss at the old policy = -A d log pi (minus the entropy bonus, which is switched off here)."""
+    """d/d theta of the loss at the old policy is -A d log pi. (The entropy bonus is off here.)"""
     logits, actions = torch.randn(5, 7, requires_grad=True), torch.tensor([0, 3, 6, 2, 2])
     adv = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
     logp = logits.log_softmax(-1)[torch.arange(5), actions]
-    loss, clipped = rm.policy_loss(logp, torch.zeros(5), logp.detach(), adv, config(entropy_coef=0.0))
+    loss, clipped = rm.policy_loss(logp, torch.zeros(5), logp.detach(), adv,
+                                   config(entropy_coef=0.0))
     ours, = torch.autograd.grad(loss.mean(), logits, retain_graph=True)
     reinforce, = torch.autograd.grad(-(adv * logp).mean(), logits)
     assert torch.allclose(ours, reinforce, atol=1e-7) and not clipped.any()
@@ -153,10 +189,11 @@ def test_clip_edges(ratio, adv, starpo, starpo_s):
     for flags, alive in ((False, starpo), (True, starpo_s)):
         logp = torch.tensor([math.log(ratio)], requires_grad=True)
         loss, clipped = rm.policy_loss(logp, torch.zeros(1), torch.zeros(1), torch.tensor([adv]),
-                                       config(starpo_s=flags, rollouts=2))
+                                       config(starpo_s=flags))
         loss.sum().backward()
         assert (logp.grad.abs().item() > 0) == alive and clipped.item() != alive
-        assert loss.item() == pytest.approx(-min(ratio * adv, min(max(ratio, 0.8), 1.28 if flags else 1.2) * adv))
+        clipped_ratio = min(max(ratio, 0.8), 1.28 if flags else 1.2)
+        assert loss.item() == pytest.approx(-min(ratio * adv, clipped_ratio * adv))
 
 
 def test_entropy_bonus_lowers_the_loss():
@@ -166,22 +203,32 @@ def test_entropy_bonus_lowers_the_loss():
 
 
 def test_value_loss_by_hand():
-    """Old value 0, return 2. At 0.3: plain. At 1: clipped to 0.5, the worse error counts."""
-    loss = rm.value_loss(torch.tensor([0.3, 1.0]), torch.zeros(2), torch.full((2,), 2.0))
-    assert loss.tolist() == pytest.approx([0.5 * 1.7 ** 2, 0.5 * 1.5 ** 2])
+    """The old value is 0, the target 2. At 0.3 nothing is clipped. At 1 the value is clipped to
+    0.5, whose error is worse and counts. At -0.8 its own error is worse than that of -0.5.
+    """
+    loss = rm.value_loss(torch.tensor([0.3, 1.0, -0.8]), torch.zeros(3), torch.full((3,), 2.0))
+    assert loss.tolist() == pytest.approx([0.5 * 1.7 ** 2, 0.5 * 1.5 ** 2, 0.5 * 2.8 ** 2])
 
 
+def test_entropy_with_forbidden_tokens():
+    """A model may give some tokens no chance at all: log 0 is -inf, and 0 * -inf is nan."""
+    logp = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).log()
+    assert rm.entropy_of(logp).tolist() == pytest.approx([math.log(2), 0.0], abs=1e-6)
+
+
+# ----------------------------------------------------------------- log-probs, values, micro-batches
 @pytest.fixture(scope="module")
 def played(llama, tok):
-    """Two groups of four; the second one stops after two turns, so that lengths differ. A random model never answers
-    validly, so the returns are dealt out."""
+    """Two groups of four. The second one stops after two turns, so that lengths differ. A random
+    model never answers validly, so some rewards are given away.
+    """
     trajs = []
+    players = SimpleNamespace(policy=llama, tok=tok)
     for group, max_turns in enumerate((4, 2)):
-        players = SimpleNamespace(policy=llama, tok=tok)
         trajs += rm.rollout(players, [300 + group], 4, config(max_turns=max_turns), group)
-    for k, (traj, bonus) in enumerate(zip(trajs, [0, 0, 0, 1, 0.3, 2, 0, 0.3])):
-        traj.group = k // 4
-        traj.reward[-1] += 2 * bonus
+    for k, gift in enumerate([0, 0, 0, 2, 0.6, 4, 0, 0.6]):
+        trajs[k].group = k // 4
+        trajs[k].reward[-1] += gift
     return trajs
 
 
@@ -190,8 +237,8 @@ def trajs(played):
     return copy.deepcopy(played)
 
 
-def full_logits(model, traj, temperature=1.0):
-    """A plain forward pass over one whole trajectory: logits (n,V) and tokens (n,) of what the model wrote."""
+def full_logits(model, traj, temperature=1.0):  # -> logits (n,V), tokens (n,)
+    """A plain pass over one whole trajectory, at the tokens that the model wrote."""
     ids = torch.tensor([traj.ids])
     written = [t for t, mine in enumerate(traj.mask) if mine]
     logits = model(input_ids=ids).logits[0, [t - 1 for t in written]] / temperature
@@ -200,27 +247,30 @@ def full_logits(model, traj, temperature=1.0):
 
 @pytest.fixture
 def models(llama, tok, cfg):
-    """The policy and a critic with learning rate 0, so that every gradient is of the same weights."""
-    cfg.algo = "ppo"
+    """The policy, and a critic, with learning rate 0, so that all gradients are of these weights.
+    """
+    cfg.algo, cfg.rollouts = "ppo", 4
     critic = rm.load_models(cfg).critic
     policy = copy.deepcopy(llama)
-    optimizer = torch.optim.SGD([{"params": policy.parameters()}, {"params": critic.parameters()}], lr=0.0)
-    return rm.Models(policy, critic, None, optimizer, tok)
+    groups = [{"params": policy.parameters()}, {"params": critic.parameters()}]
+    return rm.Models(policy, critic, None, torch.optim.SGD(groups, lr=0.0), tok)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logp_and_entropy_are_categoricals(llama, cfg, trajs, temperature):
+def test_logp_and_entropy_are_those_of_a_categorical(llama, cfg, trajs, temperature):
     cfg.temperature = temperature
     logp, entropy = rm.token_logps(llama, rm.collate(trajs, "cpu"), cfg)
     truth = [full_logits(llama, traj, temperature) for traj in trajs]
     choice = torch.distributions.Categorical(logits=torch.cat([logits for logits, _ in truth]))
-    assert torch.allclose(logp, choice.log_prob(torch.cat([tokens for _, tokens in truth])), atol=1e-4)
+    tokens = torch.cat([tokens for _, tokens in truth])
+    assert torch.allclose(logp, choice.log_prob(tokens), atol=1e-4)
     assert torch.allclose(entropy, choice.entropy(), atol=1e-4)
 
 
-def test_values_are_of_the_context_before_the_token_and_flat(models, trajs):
+def test_values_are_of_what_stands_before_the_token_and_flat(models, trajs):
     value = rm.token_values(models.critic, rm.collate(trajs, "cpu"))
-    assert value.shape == (sum(sum(traj.mask) for traj in trajs),), "(n,1) would broadcast against (n,)"
+    tokens = sum(sum(traj.mask) for traj in trajs)
+    assert value.shape == (tokens,), "(n,1) would broadcast against (n,)"
     sixth = [t for t, mine in enumerate(trajs[0].mask) if mine][5]
     alone = models.critic(input_ids=torch.tensor([trajs[0].ids[:sixth]])).logits[0, -1, 0]
     assert value[5].item() == pytest.approx(alone.item(), abs=1e-5)
@@ -233,19 +283,22 @@ def test_chunks_change_neither_values_nor_gradient(llama, cfg, trajs, monkeypatc
         llama.zero_grad()
         logp, entropy = rm.token_logps(llama, batch, cfg)
         (logp.sum() + 0.1 * entropy.sum()).div(len(logp)).backward()
-        results.append((logp, entropy, torch.cat([p.grad.flatten() for p in llama.parameters()])))
+        gradient = torch.cat([weight.grad.flatten() for weight in llama.parameters()])
+        results.append((logp, entropy, gradient))
     llama.zero_grad()
     for whole, chunked in zip(*results):
         assert torch.allclose(whole, chunked, atol=1e-5)
 
 
-@pytest.mark.parametrize("heads", [4, 2])  # 2: two query heads share one key head, as in SmolLM2 and Qwen2.5
+# With two key heads, two query heads share one, as in SmolLM2 and Qwen2.5.
+@pytest.mark.parametrize("heads", [4, 2])
 def test_cached_rollout_against_a_fresh_full_forward(tok, cfg, heads):
-    """Rows end their turns at different tokens, read observations of different lengths, leave the batch."""
+    """Rows end their turns at different tokens, read messages of different lengths, leave."""
     llama = random_llama(len(tok), num_key_value_heads=heads, tie_word_embeddings=True)
     cfg.max_new_tokens, cfg.temperature = 24, 1.5
     trajs = rm.rollout(SimpleNamespace(policy=llama, tok=tok), [300, 301, 302], 4, cfg, 0)
-    assert len({turn["tokens"] for traj in trajs for turn in traj.turns}) > 2, "else the test shows nothing"
+    lengths = {turn["tokens"] for traj in trajs for turn in traj.turns}
+    assert len(lengths) > 2, "else the test shows nothing"
     for traj in trajs:
         with torch.no_grad():
             logits, tokens = full_logits(llama, traj, 1.5)
@@ -260,13 +313,98 @@ def test_micro_batches_cover_every_row_once_and_bound_the_padding(trajs, monkeyp
     batch, covered = rm.collate(trajs, "cpu"), []
     for rows, part in rm.micro_batches(batch, range(len(trajs))):
         assert part["inputs"].numel() <= 300 or len(rows) == 1
-        assert part["inputs"].shape == part["mask"].shape == (len(rows), max(len(trajs[row].ids) for row in rows) - 1)
+        longest = max(len(trajs[row].ids) for row in rows)
+        assert part["inputs"].shape == part["mask"].shape == (len(rows), longest - 1)
         covered += rows
     assert sorted(covered) == list(range(len(trajs))) and covered != sorted(covered)
 
 
-# ------------------------------------------------------------------------------ the gradient of a whole update
-def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the optimizer was given in every step; batch
+# -------------------------------------------------------------------- what compute_advantages makes
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_advantage_stands_on_its_own_token(models, cfg, trajs, algo):
+    """Against a loop over the lists of one trajectory, before any tensor: under PPO the rewards to
+    come minus the value, whitened; under GRPO the number of the group.
+    """
+    cfg.algo = algo
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    truth, to_come = [], []
+    for row, traj in enumerate(trajs):
+        group = [other.R for other in trajs if other.group == traj.group]
+        by_group = (traj.R - np.mean(group)) / (np.std(group, ddof=1) + 1e-6)
+        for t in [t for t, mine in enumerate(traj.mask) if mine]:
+            to_come.append(sum(traj.reward[t:]))
+            truth.append(to_come[-1] - batch["value"][row, t - 1].item() if algo == "ppo"
+                         else by_group)
+    mask = batch["mask"]
+    if algo == "ppo":
+        assert batch["value_target"][mask].tolist() == pytest.approx(to_come, abs=1e-4)
+        truth = (np.array(truth) - np.mean(truth)) / np.std(truth)
+    assert batch["adv"][mask].tolist() == pytest.approx(list(truth), abs=1e-3)
+    assert (batch["adv"][~mask] == 0).all()
+
+
+def test_gamma_is_the_discount_and_lambda_is_lambda(models, cfg, trajs):
+    """Against loops. With 0.99 and 0.5 in each other's place, the targets would be others."""
+    cfg.gamma, cfg.lam = 0.99, 0.5
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    for row in range(len(trajs)):
+        reward, value, mask, target = (batch[name][row].tolist() for name in (
+            "reward", "value", "mask", "value_target"))
+        expected = gae_by_loops(reward, value, mask, gamma=0.99, lam=0.5)
+        for t, advantage in expected.items():
+            assert target[t] == pytest.approx(advantage + value[t], abs=1e-4)
+        swapped = gae_by_loops(reward, value, mask, gamma=0.5, lam=0.99)
+        assert max(abs(expected[t] - swapped[t]) for t in expected) > 0.01
+
+
+def drifted(llama):
+    ref = copy.deepcopy(llama)
+    with torch.no_grad():
+        ref.lm_head.weight.mul_(0.9)
+    return ref
+
+
+def test_kl_penalty_of_grpo(models, cfg, trajs, llama):
+    """Every token bears the penalties that are still ahead of it, besides its group's advantage."""
+    cfg.algo, cfg.kl_coef, models.ref = "grpo", 0.1, drifted(llama)
+    R = rm.returns(trajs, cfg)
+    batch = rm.compute_advantages(trajs, R, models, cfg)
+    group = rm.grpo_advantages(R).flatten()
+    for b, traj in enumerate(trajs):
+        where = batch["mask"][b].nonzero()[:, 0].tolist()
+        logits, tokens = full_logits(models.ref, traj)
+        ref_logp = torch.distributions.Categorical(logits=logits).log_prob(tokens).tolist()
+        k1 = [batch["old_logp"][b, t].item() - x for t, x in zip(where, ref_logp)]
+        for i, t in enumerate(where):
+            expected = group[b].item() - 0.1 * sum(k1[i:])
+            assert batch["adv"][b, t].item() == pytest.approx(expected, abs=1e-3)
+    assert (batch["adv"][~batch["mask"]] == 0).all()
+
+
+def test_kl_penalty_of_ppo(models, cfg, trajs, llama):
+    """The critic's target is the sum of the rewards to come, minus kl_coef times k1."""
+    cfg.kl_coef, models.ref = 0.1, drifted(llama)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    for b in range(len(trajs)):
+        to_come = (batch["reward"] - 0.1 * batch["kl"])[b].flip(0).cumsum(0).flip(0)
+        mask = batch["mask"][b]
+        assert torch.allclose(batch["value_target"][b][mask], to_come[mask], atol=1e-3)
+    assert batch["kl"].abs().max() > 0.01
+
+
+def test_ppo_advantages_are_white_and_no_trajectory_changes(models, cfg, trajs):
+    def lists():
+        return [(list(t.ids), list(t.mask), list(t.reward), list(t.old_logp)) for t in trajs]
+    before = lists()
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    adv = batch["adv"][batch["mask"]]
+    assert adv.mean().abs() < 1e-5 and abs(adv.std(correction=0) - 1) < 1e-4
+    assert lists() == before
+
+
+# ------------------------------------------------------------------- the gradient of a whole update
+def gradients_of_updates(models, trajs, cfg):
+    """-> what the optimizer was given in each step (steps, weights); batch"""
     seen = []
 
     class Spy(torch.optim.SGD):
@@ -281,22 +419,32 @@ def gradient_of_update(models, trajs, cfg):  # -> (steps, weights): what the opt
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_micro_batched_gradient_is_the_whole_batchs(models, cfg, trajs, algo, monkeypatch):
-    cfg.algo, cfg.rollouts, cfg.update_size, found = algo, 4, len(trajs), []
+def test_the_gradient_of_micro_batches_is_that_of_the_whole(models, cfg, trajs, algo, monkeypatch):
+    cfg.algo, cfg.minibatch_size, found = algo, len(trajs), []
     if algo == "grpo":
         models.critic = None
     for limit in (10 ** 9, 300):
         monkeypatch.setattr(rm, "MICRO_TOKENS", limit)
-        found.append(gradient_of_update(models, trajs, cfg)[0])
+        found.append(gradients_of_updates(models, trajs, cfg)[0])
     assert found[0].abs().max() > 1e-4 and torch.allclose(*found, atol=1e-5)
 
 
+def all_gradients(network, loss):
+    network.zero_grad()
+    loss.backward()
+    return torch.cat([weight.grad.flatten() for weight in network.parameters()])
+
+
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
-def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, trajs, monkeypatch, entropy_coef):
-    """Lengths differ, and the truth is a plain loop: dividing by rows times columns, pads and all, would shrink it."""
+def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, trajs, monkeypatch,
+                                                               entropy_coef):
+    """Lengths differ, and the truth is a plain loop. Dividing by all columns, pads included, would
+    shrink it.
+    """
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
-    models.critic, cfg.algo, cfg.rollouts, cfg.update_size, cfg.entropy_coef = None, "grpo", 4, len(trajs), entropy_coef
-    (found,), batch = gradient_of_update(models, trajs, cfg)
+    models.critic, cfg.algo = None, "grpo"
+    cfg.minibatch_size, cfg.entropy_coef = len(trajs), entropy_coef
+    (found,), batch = gradients_of_updates(models, trajs, cfg)
     assert len({len(traj.ids) for traj in trajs}) > 1
     total, tokens = 0.0, 0
     for row, traj in enumerate(trajs):
@@ -304,71 +452,64 @@ def test_the_gradient_is_that_of_a_mean_over_the_models_tokens(models, cfg, traj
         adv = batch["adv"][row][batch["mask"][row]]
         logp = logits.log_softmax(-1)[torch.arange(len(written)), written]
         entropy = torch.distributions.Categorical(logits=logits).entropy()
-        total, tokens = total - (adv * logp + entropy_coef * entropy).sum(), tokens + len(written)
-    models.policy.zero_grad()
-    (total / tokens).backward()
-    truth = torch.cat([weight.grad.flatten() for weight in models.policy.parameters()])
-    assert truth.abs().max() > 1e-3 and torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
+        total -= (adv * logp + entropy_coef * entropy).sum()
+        tokens += len(written)
+    truth = all_gradients(models.policy, total / tokens)
+    assert truth.abs().max() > 1e-3
+    assert torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
 
 
 def test_the_critics_gradient_is_that_of_the_mean_squared_error(models, cfg, trajs, monkeypatch):
-    """Half of it, over the model's tokens; by plain passes over one episode at a time."""
+    """It is half the error, over the model's tokens, by plain passes over one episode at a time."""
     monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
-    cfg.rollouts, cfg.update_size = 4, len(trajs)
-    (found,), batch = gradient_of_update(models, trajs, cfg)
+    cfg.minibatch_size = len(trajs)
+    (found,), batch = gradients_of_updates(models, trajs, cfg)
     total, tokens = 0.0, 0
     for row, traj in enumerate(trajs):
         before = [t - 1 for t, own in enumerate(traj.mask) if own]
-        forecast = models.critic(input_ids=torch.tensor([traj.ids])).logits[0, before, 0]
-        total, tokens = total + ((forecast - batch["ret"][row][batch["mask"][row]]) ** 2).sum() / 2, tokens + len(before)
-    models.critic.zero_grad()
-    (total / tokens).backward()
-    truth = torch.cat([weight.grad.flatten() for weight in models.critic.parameters()])
+        value = models.critic(input_ids=torch.tensor([traj.ids])).logits[0, before, 0]
+        target = batch["value_target"][row][batch["mask"][row]]
+        total += ((value - target) ** 2).sum() / 2
+        tokens += len(before)
+    truth = all_gradients(models.critic, total / tokens)
     found = found[-len(truth):]
-    assert truth.abs().max() > 1e-3 and torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
-
-
-def test_adam_is_plain(models, cfg):
-    """No decay, and PyTorch's defaults: some findings turn on Adam's memory."""
-    adam = rm.make_optimizer(models, cfg)
-    assert type(adam) is torch.optim.Adam and [group["lr"] for group in adam.param_groups] == [cfg.lr, cfg.critic_lr]
-    for group in adam.param_groups:
-        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-8, 0)
-
-
-def test_a_share_is_not_rounded_down_by_floating_point():
-    assert len(rm.uncertainty_filter(torch.rand(100, 2), 0.29)) == 29, "0.29 * 100 is 28.999..."
-
-
-def test_grpo_compares_within_groups_ppo_all(cfg):
-    R = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-    assert rm.nothing_to_compare(R, rm.replace(cfg, algo="grpo"))
-    assert not rm.nothing_to_compare(R, rm.replace(cfg, algo="ppo"))
+    assert truth.abs().max() > 1e-3
+    assert torch.allclose(found, truth, atol=1e-4 * truth.abs().max())
 
 
 def test_every_step_has_its_own_gradient(models, cfg, trajs, monkeypatch):
-    """Learning rate 0, the same trajectories three times: without zero_grad the second gradient would be twice the first."""
-    monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)  # cut to one length, both would look alike
-    cfg.rollouts, cfg.update_size, cfg.epochs = 4, len(trajs), 3
-    grads, _ = gradient_of_update(models, trajs, cfg)
-    assert len(grads) == 3 and torch.allclose(grads[0], grads[1], atol=1e-5) and torch.allclose(grads[0], grads[2], atol=1e-5)
+    """Learning rate 0, the same trajectories three times. Without zero_grad the second gradient
+    would be twice the first.
+    """
+    # If all were cut to one length, they would look alike.
+    monkeypatch.setattr(rm, "MAX_GRAD_NORM", 1e9)
+    cfg.minibatch_size, cfg.epochs = len(trajs), 3
+    grads, _ = gradients_of_updates(models, trajs, cfg)
+    assert len(grads) == 3
+    assert torch.allclose(grads[0], grads[1], atol=1e-5)
+    assert torch.allclose(grads[0], grads[2], atol=1e-5)
 
 
 def test_better_episodes_become_likelier(models, cfg, trajs):
-    """One step of gradient descent by hand: the objective sum A log pi rises. (A wrong sign of anything lowers it.)"""
-    cfg.rollouts, cfg.algo, cfg.update_size, models.critic = 4, "grpo", len(trajs), None
+    """The objective sum A log pi rises in one step of plain gradient descent. (A wrong sign of
+    anything lowers it.)
+    """
+    cfg.algo, cfg.minibatch_size, models.critic = "grpo", len(trajs), None
     models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+
     def objective():
-        return (batch["adv"] * rm.on_grid(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)).sum()
+        logp = rm.per_token(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)
+        return (batch["adv"] * logp).sum()
     before = objective()
     rm.updates(batch, models, cfg, 0)
     assert objective() > before + 0.01
 
 
-def test_ratios_are_1_before_the_first_step_and_then_what_plain_passes_say(models, cfg, trajs, monkeypatch):
-    cfg.algo, cfg.rollouts, cfg.update_size, cfg.epochs, models.critic = "grpo", 4, len(trajs), 2, None
+def test_ratios_are_1_at_first_and_then_what_plain_passes_say(models, cfg, trajs, monkeypatch):
+    cfg.algo, models.critic = "grpo", None
     models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.05)
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     seen = []
     policy_loss = rm.policy_loss
 
@@ -376,58 +517,55 @@ def test_ratios_are_1_before_the_first_step_and_then_what_plain_passes_say(model
         seen[-1] += (logp - old_logp).abs().tolist()
         return policy_loss(logp, entropy, old_logp, *rest)
     monkeypatch.setattr(rm, "policy_loss", spy)
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     for _ in range(2):
         seen.append([])
         rm.add_gradients(batch, range(len(trajs)), models, cfg)
         rm.take_step(models)
-    before, after = seen
-    assert max(before) < 1e-4 and max(after) > 1e-3
-    gaps = []
-    monkeypatch.undo()
     seen.append([])
-    monkeypatch.setattr(rm, "policy_loss", spy)
     rm.add_gradients(batch, range(len(trajs)), models, cfg)
+    at_first, after_one, after_two = seen
+    assert max(at_first) < 1e-4 and max(after_one) > 1e-3
+    gaps = []
     for traj in trajs:
         logits, tokens = full_logits(models.policy, traj)
         logp = torch.distributions.Categorical(logits=logits).log_prob(tokens)
         gaps += (logp - torch.tensor(traj.old_logp)[torch.tensor(traj.mask)]).abs().tolist()
-    assert sorted(seen[2]) == pytest.approx(sorted(gaps), abs=1e-4)
-
-
-def gradients(models):
-    found = [weight.grad.flatten() for weight in models.policy.parameters()]
-    models.optimizer.zero_grad()
-    return torch.cat(found)
+    assert sorted(after_two) == pytest.approx(sorted(gaps), abs=1e-4)
 
 
 def test_gradients_of_shares_add_up_by_their_tokens(models, cfg, trajs):
     """As when several processes share an update: each has some of the rows."""
-    cfg.algo, cfg.rollouts, models.critic = "grpo", 4, None
+    cfg.algo, models.critic = "grpo", None
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    rm.add_gradients(batch, range(8), models, cfg)
-    whole = gradients(models)
+
+    def gradient(rows):
+        models.policy.zero_grad()
+        rm.add_gradients(batch, rows, models, cfg)
+        return torch.cat([weight.grad.flatten() for weight in models.policy.parameters()])
+    whole = gradient(range(8))
     added = 0.0
     for rows in ([0, 5, 6], [1, 2, 3, 4, 7]):
-        rm.add_gradients(batch, rows, models, cfg)
-        added = added + gradients(models) * batch["mask"][rows].sum() / batch["mask"].sum()
+        added = added + gradient(rows) * batch["mask"][rows].sum() / batch["mask"].sum()
     assert whole.abs().max() > 1e-4 and torch.allclose(added, whole, atol=1e-5)
 
 
+# ------------------------------------------------------------------------------------------- a step
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_a_step_shortens_each_gradient_on_its_own_and_uses_its_own_rate(models, cfg, algo):
-    """By hand, with plain gradient descent: gradients of length 10 become 1, shorter ones stay as they are."""
+def test_a_step_shortens_each_gradient_on_its_own_and_uses_its_own_rate(models, algo):
+    """By hand, with plain gradient descent: a gradient of norm 10 becomes one of norm 1, shorter
+    ones stay as they are.
+    """
     if algo == "grpo":
         models.critic = None
     networks = [network for network in (models.policy, models.critic) if network]
     models.optimizer = torch.optim.SGD([{"params": network.parameters(), "lr": lr}
                                         for network, lr in zip(networks, (0.5, 0.1))])
     before = [copy.deepcopy(network.state_dict()) for network in networks]
-    for network, length in zip(networks, (10.0, 0.3)):
-        first, *others = network.parameters()
-        for weight in (first, *others):
+    for network, norm in zip(networks, (10.0, 0.3)):
+        first, *_ = network.parameters()
+        for weight in network.parameters():
             weight.grad = torch.zeros_like(weight)
-        first.grad[0, 0] = length
+        first.grad[0, 0] = norm
     assert rm.take_step(models) == pytest.approx(10.0), "the norm before it was shortened"
     for network, old, moved in zip(networks, before, (0.5 * 1.0, 0.1 * 0.3)):
         name, first = next(network.named_parameters())
@@ -436,171 +574,57 @@ def test_a_step_shortens_each_gradient_on_its_own_and_uses_its_own_rate(models, 
         assert change.flatten()[1:].abs().max() == 0 and first.grad is None
 
 
-def test_own_rates_for_policy_and_critic(models, cfg):
+def test_adam_is_plain_with_a_rate_for_each_network(models, cfg):
+    """No decay, and PyTorch's defaults, because some findings depend on Adam's memory."""
     cfg.lr, cfg.critic_lr = 3e-4, 7e-3
-    policy, critic = rm.make_optimizer(models, cfg).param_groups
+    adam = rm.make_optimizer(models, cfg)
+    assert type(adam) is torch.optim.Adam
+    policy, critic = adam.param_groups
     for group, network, lr in ((policy, models.policy, 3e-4), (critic, models.critic, 7e-3)):
-        assert group["lr"] == lr and [id(weight) for weight in group["params"]] == [id(w) for w in network.parameters()]
+        assert group["lr"] == lr
+        assert [id(weight) for weight in group["params"]] == [id(w) for w in network.parameters()]
+        assert group["betas"] == (0.9, 0.999)
+        assert (group["eps"], group["weight_decay"]) == (1e-8, 0)
     models.critic = None
     only, = rm.make_optimizer(models, cfg).param_groups
     assert only["lr"] == 3e-4
 
 
-def test_a_number_that_is_not_finite_never_reaches_the_weights(models, cfg, trajs):
-    cfg.rollouts = 4
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("network", ["policy", "critic"])
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(models, network, bad):
+    models.optimizer = torch.optim.SGD([*models.policy.parameters(), *models.critic.parameters()],
+                                       lr=0.1)
+    for part in (models.policy, models.critic):
+        for weight in part.parameters():
+            weight.grad = torch.ones_like(weight)
+    next(getattr(models, network).parameters()).grad[0, 0] = bad
+    before = copy.deepcopy([dict(models.policy.state_dict()), dict(models.critic.state_dict())])
+    with pytest.raises(runs.UserError):
+        rm.take_step(models)
+    after = [dict(models.policy.state_dict()), dict(models.critic.state_dict())]
+    assert equal(before[0], after[0]) and equal(before[1], after[1])
+
+
+def test_an_advantage_that_is_not_finite_stops_the_run(models, cfg, trajs):
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    models.optimizer = rm.make_optimizer(models, cfg)
-    before = copy.deepcopy(models.policy.state_dict())
     batch["adv"][0, batch["mask"][0].nonzero()[0]] = float("nan")
-    with pytest.raises(envs.UserError, match="not finite"):
+    with pytest.raises(runs.UserError):
         rm.updates(batch, models, cfg, 0)
-    assert equal(dict(before), dict(models.policy.state_dict()))
-
-
-def test_entropy_with_forbidden_tokens():
-    """A model may give some tokens no chance at all: log 0 is -inf, and 0 * -inf is nan."""
-    logp = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).log()
-    assert rm.entropy_of(logp).tolist() == pytest.approx([math.log(2), 0.0], abs=1e-6)
-
-
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_the_advantage_stands_on_its_own_token(models, cfg, trajs, algo):
-    """Against a loop over one trajectory's lists, before any tensor: rewards to come minus value, or the group's number."""
-    cfg.rollouts, cfg.algo = 4, algo
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    truth = []
-    for row, traj in enumerate(trajs):
-        for t, mine in enumerate(traj.mask):
-            if mine:
-                value = batch["value"][row, t - 1].item() if algo == "ppo" else 0.0
-                group = [other.R for other in trajs if other.group == traj.group]
-                by_group = (traj.R - np.mean(group)) / (np.std(group, ddof=1) + 1e-6) if np.std(group) > 1e-4 else 0.0
-                truth.append(sum(traj.reward[t:]) - value if algo == "ppo" else by_group)
-    if algo == "ppo":
-        assert batch["ret"][batch["mask"]].tolist() == pytest.approx(
-            [sum(traj.reward[t:]) for traj in trajs for t, mine in enumerate(traj.mask) if mine], abs=1e-4)
-        truth = (np.array(truth) - np.mean(truth)) / np.std(truth)
-    assert batch["adv"][batch["mask"]].tolist() == pytest.approx(list(truth), abs=1e-3)
-    assert (batch["adv"][~batch["mask"]] == 0).all()
-
-
-def test_kl_penalty_in_the_reward(models, cfg, trajs, llama):
-    """GRPO: every token bears the penalty that is still ahead of it, on top of the group's advantage."""
-    cfg.algo, cfg.rollouts, cfg.kl_coef = "grpo", 4, 0.1
-    models.ref = copy.deepcopy(llama)
-    with torch.no_grad():
-        models.ref.lm_head.weight.mul_(0.9)
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    group = rm.grpo_advantages(torch.tensor([t.R for t in trajs]).view(-1, 4)).flatten()
-    for b, traj in enumerate(trajs):
-        where = batch["mask"][b].nonzero()[:, 0].tolist()
-        logits, tokens = full_logits(models.ref, traj)
-        ref_logp = torch.distributions.Categorical(logits=logits).log_prob(tokens).tolist()
-        k1 = [batch["old_logp"][b, t].item() - x for t, x in zip(where, ref_logp)]
-        for i, t in enumerate(where):
-            assert batch["adv"][b, t].item() == pytest.approx(group[b].item() - 0.1 * sum(k1[i:]), abs=1e-3)
-    assert (batch["adv"][~batch["mask"]] == 0).all()
-
-
-def test_kl_penalty_costs_ppo_reward(models, cfg, trajs, llama):
-    """The returns to come of PPO: rewards minus kl_coef times k1, from the token on."""
-    cfg.rollouts, cfg.kl_coef, models.ref = 4, 0.1, copy.deepcopy(llama)
-    with torch.no_grad():
-        models.ref.lm_head.weight.mul_(0.9)
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    for b in range(len(trajs)):
-        to_come = (batch["reward"] - 0.1 * batch["kl"])[b].flip(0).cumsum(0).flip(0)
-        mask = batch["mask"][b]
-        assert torch.allclose(batch["ret"][b][mask], to_come[mask], atol=1e-3)
-    assert batch["kl"].abs().max() > 0.01
-
-
-def test_ppo_advantages_are_white_and_scoring_changes_no_input(models, cfg, trajs):
-    cfg.rollouts = 4
-    before = [(list(t.ids), list(t.mask), list(t.reward), list(t.old_logp)) for t in trajs]
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    adv = batch["adv"][batch["mask"]]
-    assert adv.mean().abs() < 1e-5 and abs(adv.std(correction=0) - 1) < 1e-4
-    assert before == [(t.ids, t.mask, t.reward, t.old_logp) for t in trajs]
-
-
-@pytest.mark.parametrize("p, n, low, high", [(0.5, 256, 0.4391, 0.5609), (0.0, 256, 0.0, 0.0148), (1.0, 256, 0.9852, 1.0)])
-def test_wilson_interval(p, n, low, high):
-    """Against the closed form's tabulated values."""
-    assert envs.interval(p, n) == pytest.approx((low, high), abs=1e-3)
-
-
-@pytest.mark.parametrize("n", [11, 20, 77, 100, 128])
-def test_wilson_interval_holds_its_rate(n):
-    """Rounding must not put 0 or 1 outside: error bars may not be negative."""
-    for p in (0.0, 1.0):
-        low, high = envs.interval(p, n)
-        assert low <= p <= high
-
-
-# ----------------------------------------------------------------------- seams; what only a GPU would show: autocast
-def test_advantages_of_ones_own_are_used_under_their_name(models, cfg, trajs, monkeypatch):
-    with pytest.raises(envs.UserError, match="no algo mine: ppo, .*, or run its script"):
-        rm.replace(cfg, algo="mine")
-    assert rm.replace(cfg, algo="mine", play=3).algo == "mine", "who only looks needs no advantages"
-    monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: 2 * R)
-    cfg = rm.replace(cfg, algo="mine", rollouts=4)
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    for row, traj in enumerate(trajs):
-        assert equal(batch["adv"][row], 2 * traj.R * batch["mask"][row])
-    assert "value" not in batch
-    # one number a group, one in all, turned as a view and as a new tensor, flat: nothing is silent
-    for wrong in (lambda R: R.mean(1)), torch.mean, torch.t, (lambda R: R.T.contiguous()), torch.flatten:
-        monkeypatch.setitem(rm.BY_GROUP, "mine", lambda R, norm: wrong(R))
-        with pytest.raises(AssertionError, match="a function in BY_GROUP must return an advantage for each episode"):
-            rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    monkeypatch.delitem(rm.BY_GROUP, "mine")
-    monkeypatch.setitem(rm.BY_CRITIC, "mine", lambda reward, value, mask, gamma, lam: (value ** 3, value + 5))
-    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
-    assert equal(batch["ret"], batch["value"] + 5)
-    adv = batch["value"][batch["mask"]] ** 3
-    assert torch.allclose(batch["adv"][batch["mask"]], (adv - adv.mean()) / adv.std(correction=0), atol=1e-4)
-
-
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_a_filter_of_ones_own_may_keep_nothing(models, cfg, trajs, monkeypatch, algo):
-    monkeypatch.setattr(rm, "uncertainty_filter", lambda R, keep: torch.arange(0))
-    assert rm.learn(trajs, models, rm.replace(cfg, algo=algo, rollouts=4), 0) == ({}, [])
-
-
-def test_learn_hands_on_gradients_of_ones_own(models, cfg, trajs):
-    """After its filter: two groups of four are three updates of at most three, those of one group two."""
-    for keep, sizes in ((1.0, [3, 3, 2]), (0.5, [3, 1])):
-        seen = []
-        cfg = rm.replace(cfg, algo="grpo", rollouts=4, keep=keep, update_size=3)
-        rm.learn(trajs, models, cfg, 0, gradients=lambda batch, rows, *rest: seen.append(len(rows)) or {})
-        assert seen == sizes
-
-
-def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(cfg, monkeypatch):
-    """A GPU in the machine must not loosen the check for --device cpu."""
-    cfg = rm.replace(cfg, env="bandit", prompts=1, rollouts=2)
-    models = rm.load_models(cfg)
-    trajs = rm.rollout(models, [300], 2, cfg, 0)
-    for traj in trajs:
-        traj.old_logp = [logp + 0.01 * own for logp, own in zip(traj.old_logp, traj.mask)]
-    monkeypatch.setattr(rm, "autocast", torch.autocast("cuda", torch.bfloat16, enabled=False))
-    with pytest.raises(envs.UserError, match="differ by 0.01 in"):
-        rm.check_ratios(trajs, models, cfg)
-    monkeypatch.setattr(rm, "autocast", torch.autocast("cpu", torch.bfloat16))
-    rm.check_ratios(trajs, models, cfg)
 
 
 @pytest.mark.parametrize("beta2, step, in_all", [(0.999, 3.16, 31.6), (0.9, 0.316, 6.16)])
 @pytest.mark.parametrize("spike", [0.1, 1.0])
 def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, in_all, spike):
-    """Adam after a calm: (1 - beta1) / sqrt(1 - beta2) learning rates, however long the gradient is. Momentum goes on:
-    the k-th step after it is (beta1 / sqrt(beta2))^k of that."""
+    """(1 - beta1) / sqrt(1 - beta2) learning rates, however large the gradient is. Momentum goes
+    on: the k-th step after it is (beta1 / sqrt(beta2))^k of that.
+    """
     weight = torch.zeros(1, requires_grad=True)
     adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, beta2))
     weight.grad = torch.full((1,), 1e-9)
     adam.step()
-    adam.state[weight]["step"] += 10_000  # a long calm: the averages are no longer corrected for their start
+    # A long calm: the averages are no longer corrected for their start.
+    adam.state[weight]["step"] += 10_000
     before = weight.item()
     weight.grad = torch.full((1,), spike)
     adam.step()
@@ -610,3 +634,200 @@ def test_after_a_calm_adam_makes_one_step_of_any_spike(beta2, step, in_all, spik
         weight.grad = torch.zeros(1)
         adam.step()
     assert before - weight.item() == pytest.approx(in_all, rel=0.02)
+
+
+# ------------------------------------------------------------------------ models as they are loaded
+@pytest.fixture(scope="module")
+def bf16_folder(tmp_path_factory, tok):
+    """A checkpoint as most are on the hub, with dropout for whoever switches it on."""
+    llama = random_llama(len(tok), attention_dropout=0.5)
+    return save(tmp_path_factory.mktemp("bf16"), llama.to(torch.bfloat16), tok)
+
+
+def test_a_bf16_checkpoint_is_trained_with_fp32_weights(bf16_folder):
+    """A step of 1e-6 would vanish in bf16. So after one step each weight has moved by about 1e-6.
+    """
+    cfg = config(model=bf16_folder, lr=1e-6, critic_lr=1e-6, kl_coef=0.1)
+    models = rm.load_models(cfg)
+    networks = (models.policy, models.critic, models.ref)
+    for network in networks:
+        assert {weight.dtype for weight in network.parameters()} == {torch.float32}
+        assert not network.training, "else dropout is on"
+    models.optimizer = rm.make_optimizer(models, cfg)
+    before = copy.deepcopy([dict(network.state_dict()) for network in networks])
+    for network in networks[:2]:
+        for weight in network.parameters():
+            weight.grad = torch.ones_like(weight)
+    rm.take_step(models)
+    for network, old in zip(networks[:2], before):
+        for name, weight in network.named_parameters():
+            moved = (old[name] - weight)[weight.abs() < 2].abs()
+            assert moved.min() > 5e-7 and moved.max() < 2e-6
+    assert equal(before[2], dict(models.ref.state_dict())), "the reference stays"
+
+
+def test_critic_and_reference_begin_as_the_policy(folder):
+    """But for the critic's head, which has one output, and is the same for the same seed."""
+    cfg = config(model=folder, kl_coef=0.1)
+    models, again = rm.load_models(cfg), rm.load_models(cfg)
+    other = rm.load_models(rm.replace(cfg, seed=1))
+    body = dict(models.policy.model.state_dict())
+    assert equal(dict(models.critic.model.state_dict()), body)
+    assert equal(dict(models.ref.model.state_dict()), body)
+    assert models.critic.num_labels == 1
+    heads = [dict(some.critic.score.state_dict()) for some in (models, again, other)]
+    assert equal(heads[0], heads[1]) and not equal(heads[0], heads[2])
+    weights = [weight for network in (models.policy, models.critic, models.ref)
+               for weight in network.parameters()]
+    assert len({weight.data_ptr() for weight in weights}) == len(weights), "none is shared"
+
+
+@pytest.mark.parametrize("options, critic, ref", [
+    ({}, True, True), ({"kl_coef": 0.0}, True, False), ({"algo": "grpo"}, False, True),
+    ({"starpo_s": True}, True, False), ({"play": 3}, False, False),
+    ({"eval_only": True}, False, False)])
+def test_only_what_is_needed_is_loaded(folder, options, critic, ref):
+    models = rm.load_models(config(model=folder, **options))
+    assert (models.critic is not None, models.ref is not None) == (critic, ref)
+
+
+TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
+OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400, "eval_every": 20}
+STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
+STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}
+
+
+@pytest.mark.parametrize("model, by_model", [("tiny", TINY), ("owner/name", OTHERS)])
+@pytest.mark.parametrize("starpo_s, by_method", [(False, STARPO), (True, STARPO_S)])
+def test_the_numbers_of_the_presets(model, by_model, starpo_s, by_method):
+    """Those of the paper (Sec. 3.2, 4.2), for models of its kind, and those found for tiny."""
+    cfg = rm.Config(model=model, starpo_s=starpo_s)
+    for name, value in {**by_model, **by_method}.items():
+        assert getattr(cfg, name) == value
+    cfg = rm.Config(model=model, starpo_s=starpo_s, lr=0.5, keep=0.75)
+    assert (cfg.lr, cfg.keep) == (0.5, 0.75), "what is given is kept"
+
+
+# ----------------------------------------------------------- to change the method; what a GPU shows
+def test_every_function_is_looked_up_when_it_is_called(folder, tmp_path, monkeypatch):
+    """Each is replaced by one that counts. After two short runs every one of them was called."""
+    called = set()
+
+    def count(name, function):
+        def counted(*args, **named):
+            called.add(name)
+            return function(*args, **named)
+        return counted
+    names = {name for name, x in vars(rm).items() if getattr(x, "__module__", "") == rm.__name__
+             and (isinstance(x, types.FunctionType) or hasattr(x, "cache_info"))}
+    # These two begin a program, a decorator has done its work, and `train` is called here.
+    names -= {"main", "parse_config", "bf16_on_gpu", "train"}
+    for name in names:
+        monkeypatch.setattr(rm, name, count(name, getattr(rm, name)))
+    for algo in ("ppo", "grpo"):
+        rm.train(config(model=folder, algo=algo, prompts=2, rollouts=4, max_turns=2, eval_prompts=2,
+                        env="bandit", max_new_tokens=20, out=str(tmp_path / algo)))
+    assert names - called == set()
+
+
+def test_a_function_of_ones_own_makes_the_advantages(models, cfg, trajs, monkeypatch):
+    R = rm.returns(trajs, cfg)
+    cfg.algo = "grpo"
+    monkeypatch.setattr(rm, "grpo_advantages", lambda R, norm: 2 * R)
+    batch = rm.compute_advantages(trajs, R, models, cfg)
+    for row, traj in enumerate(trajs):
+        assert equal(batch["adv"][row], 2 * traj.R * batch["mask"][row])
+    assert "value" not in batch
+    cfg.algo = "ppo"
+    monkeypatch.setattr(rm, "gae", lambda reward, value, *rest: (value ** 3, value + 5))
+    batch = rm.compute_advantages(trajs, R, models, cfg)
+    assert equal(batch["value_target"], batch["value"] + 5)
+    adv = batch["value"][batch["mask"]] ** 3
+    white = (adv - adv.mean()) / adv.std(correction=0)
+    assert torch.allclose(batch["adv"][batch["mask"]], white, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda R: R.mean(1), torch.mean, torch.t, lambda R: R.T.contiguous(), torch.flatten])
+def test_advantages_of_a_wrong_shape_are_not_trained(models, cfg, trajs, monkeypatch, wrong):
+    """Such as one number for a group, one in all, or groups and episodes in each other's place."""
+    cfg.algo = "grpo"
+    monkeypatch.setattr(rm, "grpo_advantages", lambda R, norm: wrong(R))
+    with pytest.raises(AssertionError):
+        rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+
+
+def test_a_loss_that_is_already_a_mean_is_not_trained(models, cfg, trajs, monkeypatch):
+    batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
+    monkeypatch.setattr(rm, "policy_loss", lambda logp, *rest: (logp.mean(), logp > 0))
+    with pytest.raises(AssertionError):
+        rm.add_gradients(batch, [0, 1], models, cfg)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_filter_of_ones_own_may_keep_nothing(models, cfg, trajs, monkeypatch, algo):
+    monkeypatch.setattr(rm, "uncertainty_filter", lambda R, keep: torch.arange(0))
+    assert rm.learn(trajs, models, rm.replace(cfg, algo=algo), 0) == ({}, [])
+
+
+def test_only_a_device_that_rounds_to_bf16_may_repeat_log_probs_roughly(models, cfg, trajs,
+                                                                        monkeypatch):
+    """A GPU in the machine must not loosen the check for --device cpu."""
+    for traj in trajs:
+        traj.old_logp = [logp + 0.01 * own for logp, own in zip(traj.old_logp, traj.mask)]
+    monkeypatch.setattr(
+        rm, "autocast", lambda: torch.autocast("cuda", torch.bfloat16, enabled=False))
+    with pytest.raises(runs.UserError):
+        rm.check_ratios(trajs, models, cfg)
+    rough = rm.rounding(cfg)
+    monkeypatch.setattr(rm, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    assert rm.rounding(cfg) > 0.01 > rough
+
+
+def test_an_iteration_calculates_in_bf16_where_autocast_says_so_but_steps_outside(
+        models, cfg, trajs, monkeypatch):
+    """And each minibatch sees the weights of the last step, not autocast's bf16 copies of older
+    ones: its log-probs are those of a fresh copy of the policy.
+    """
+    monkeypatch.setattr(rm, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    cfg.algo, cfg.minibatch_size, cfg.epochs, models.critic = "grpo", len(trajs), 2, None
+    cfg.prompts = 2
+    models.optimizer = torch.optim.SGD(models.policy.parameters(), lr=0.5)
+    seen, fresh, inside = [], [], []
+    token_logps, take_step = rm.token_logps, rm.take_step
+
+    def spy(policy, part, cfg):
+        inside.append(torch.is_autocast_enabled("cpu"))
+        found = token_logps(policy, part, cfg)
+        seen.append(found[0].detach())
+        with torch.autocast("cpu", torch.bfloat16):
+            fresh.append(token_logps(copy.deepcopy(policy), part, cfg)[0].detach())
+        return found
+
+    def step(models):
+        inside.append(not torch.is_autocast_enabled("cpu"))
+        return take_step(models)
+    monkeypatch.setattr(rm, "rollout", lambda *rest: trajs)
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # the trajectories are of fp32
+    monkeypatch.setattr(rm, "token_logps", spy)
+    monkeypatch.setattr(rm, "take_step", step)
+    row, _ = rm.iterate(1, models, cfg)
+    assert row["updates"] == 2 and len(inside) >= 4 and all(inside)
+    for ours, truth in zip(seen, fresh):
+        assert torch.allclose(ours, truth, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------- intervals
+@pytest.mark.parametrize("p, n, low, high", [
+    (0.5, 256, 0.4391, 0.5609), (0.0, 256, 0.0, 0.0148), (1.0, 256, 0.9852, 1.0)])
+def test_wilson_interval(p, n, low, high):
+    """Against tabulated values."""
+    assert plots.interval(p, n) == pytest.approx((low, high), abs=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 11, 20, 77, 100, 128])
+def test_wilson_interval_holds_its_share(n):
+    """Rounding must not put 0 or 1 outside, because error bars may not be negative."""
+    for p in (0.0, 1.0):
+        low, high = plots.interval(p, n)
+        assert low <= p <= high

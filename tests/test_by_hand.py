@@ -1,6 +1,8 @@
-"""Where a wrong program would train on, and print a good success: outcomes that were worked out on paper.
+"""Where a wrong program would train on, and print a good success: results worked out on paper.
 
-Most of these tests hand the program scripted episodes through its seams, and compare with numbers that stand here."""
+Most of these tests replace a part of the program, hand it episodes that were made up, and compare
+with numbers that stand here.
+"""
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,8 @@ from conftest import DRAW
 
 
 class Walk(envs.Env):
-    """Up takes a step and pays 1, Down stands still. The goal is two steps away; walking on is allowed."""
+    """Up takes a step and pays 1, Down stands still. The goal is two steps away, and one may go on.
+    """
     actions = ("Up", "Down")
     split = False
 
@@ -33,33 +36,34 @@ class Walk(envs.Env):
     def render(self):
         return "_ " * self.state + "P"
 
-    def bonus(self, turn):  # for what is said before the first step
-        return 0.25 * (self.state == 0)
 
-
-def walked(group=0, rewards=(0.0,), answers=None, tokens=None, success=False, entropy=0.0):  # -> a finished episode
+def walked(group=0, rewards=(0.0,), answers=None, tokens=None, success=False, entropy=0.0):
+    """-> a finished episode, without ids"""
     traj = rm.Trajectory(None, group, 0)
     for k, reward in enumerate(rewards):
-        turn = dict(state="", answer=answers[k] if answers else "<think></think>", valid=True, reward=reward)
-        turn["tokens"] = tokens[k] if tokens else 1
+        turn = dict(state="", answer=answers[k] if answers else "<think></think>", valid=True,
+                    reward=reward, tokens=tokens[k] if tokens else 1)
         traj.turns.append(turn)
         traj.reward.append(reward)
     traj.success, traj.entropy = success, entropy
     return traj
 
 
-# ---------------------------------------------------------------------------------------------------- one episode
+# -------------------------------------------------------------------------------------- one episode
 def test_no_episode_takes_more_actions_than_it_has(play, cfg):
     cfg.max_actions, cfg.max_new_tokens = 3, 32
     traj, = play(["</think><answer>Up || Up || Up || Up || Up</answer>"], Walk, [0], cfg)
     assert traj.env.state == 3 and traj.actions_left == 0 and traj.done and len(traj.turns) == 1
     cfg.max_actions = 4
     traj, = play(["</think><answer>Up || Up || Up</answer>"], Walk, [0], cfg)
-    assert [turn["state"] for turn in traj.turns] == ["P", "_ _ _ P"] and traj.env.state == 4 and traj.actions_left == 0
+    assert [turn["state"] for turn in traj.turns] == ["P", "_ _ _ P"]
+    assert traj.env.state == 4 and traj.actions_left == 0
 
 
 def test_the_model_is_told_what_its_answer_earned_and_what_is_left(play, cfg, monkeypatch):
-    """Two steps earn 2; then a step and a stand earn 1; a malformed answer costs 0.1. The bonus is not told."""
+    """Two steps earn 2; then a step and a stand earn 1; a malformed answer costs 0.1, and a valid
+    one after it is not punished for it.
+    """
     told, encode = [], rm.encode
 
     def spy(tok, first_tag, text, after_answer=False):
@@ -67,94 +71,144 @@ def test_the_model_is_told_what_its_answer_earned_and_what_is_left(play, cfg, mo
             told.append(text.splitlines())
         return encode(tok, first_tag, text, after_answer)
     monkeypatch.setattr(rm, "encode", spy)
-    cfg.max_turns, cfg.max_new_tokens = 4, 32
-    answers = ["</think><answer>Up || Up</answer>", "</think><answer>Up || Down</answer>", "Up"]
+    cfg.max_turns, cfg.max_new_tokens = 5, 32
+    answers = ["</think><answer>Up || Up</answer>", "</think><answer>Up || Down</answer>", "Up",
+               "</think><answer>Down</answer>", "</think><answer>Up</answer>"]
     traj, = play(answers, Walk, [0], cfg)
-    assert [lines[0] for lines in told] == ["Reward: 2.0", "Reward: 1.0", "Reward: -0.1"]
-    assert [lines[-1] for lines in told] == [f"You have {left} actions left." for left in (8, 6, 6)]
-    assert [lines[2] for lines in told] == ["_ _ P", "_ _ _ P", "_ _ _ P"]
-    assert [turn["reward"] for turn in traj.turns] == [2.25, 1.0, -0.1, -0.1], "said at the start: 0.25"
-    assert traj.R == pytest.approx(3.05)
+    assert [lines[0] for lines in told] == [
+        "Reward: 2.0", "Reward: 1.0", "Reward: -0.1", "Reward: 0.0"]
+    assert [lines[-1] for lines in told] == [
+        f"You have {left} actions left." for left in (8, 6, 6, 5)]
+    assert [lines[2] for lines in told] == ["_ _ P", "_ _ _ P", "_ _ _ P", "_ _ _ P"]
+    assert [turn["reward"] for turn in traj.turns] == [2.0, 1.0, -0.1, 0.0, 1.0]
+    assert [turn["valid"] for turn in traj.turns] == [True, True, False, True, True]
+    assert traj.R == pytest.approx(3.9)
+
+
+def test_the_reward_of_a_turn_is_on_its_last_token(play, cfg, tok):
+    """Each turn pays something else, and its answer has another length."""
+    cfg.max_turns, cfg.max_new_tokens = 3, 32
+    answers = ["</think><answer>Up || Up</answer>", "Up", "so</think><answer>Up</answer>"]
+    traj, = play(answers, Walk, [0], cfg)
+    ends = [t for t, mine in enumerate(traj.mask)
+            if mine and (t + 1 == len(traj.mask) or not traj.mask[t + 1])]
+    assert {t: reward for t, reward in enumerate(traj.reward) if reward} == dict(
+        zip(ends, [2.0, -0.1, 1.0]))
+    written = [len(tok(text + "<|im_end|>").input_ids) for text in answers]
+    assert [turn["tokens"] for turn in traj.turns] == written, "with the end token"
 
 
 def test_a_rollout_keeps_no_graph(folder, cfg):
     models = rm.load_models(cfg)
     seen = []
-    models.policy.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    models.policy.get_decoder().register_forward_hook(
+        lambda *_: seen.append(torch.is_grad_enabled()))
     cfg.max_new_tokens, cfg.max_turns = 2, 1
     rm.rollout(models, [300], 2, rm.replace(cfg, env="bandit"), 0)
     assert seen and not any(seen)
 
 
-# ------------------------------------------------------------------------------------- what is trained, and with what
+# ----------------------------------------------------------------------- what is trained, with what
+def plain_logps(policy, traj, temperature):  # -> (T-1,): one episode, one pass
+    with torch.no_grad():
+        logits = policy(torch.tensor([traj.ids[:-1]])).logits[0] / temperature
+    targets = torch.tensor(traj.ids[1:])
+    return logits.log_softmax(-1)[torch.arange(len(targets)), targets]
+
+
 def test_a_policy_that_left_its_reference_pays_for_it(cfg):
-    """KL token by token, against plain passes of both models over one episode at a time; then its mean over tokens."""
+    """KL token by token, against plain passes of both models. Then its mean over tokens."""
     cfg.temperature, cfg.kl_coef, cfg.max_turns, cfg.rollouts, cfg.env = 0.7, 0.5, 2, 2, "bandit"
     models = rm.load_models(cfg)
     before = transformers.AutoModelForCausalLM.from_pretrained(cfg.model)
     with torch.no_grad():
         for weight in models.policy.parameters():
             weight.mul_(1.1)
-    trajs = rm.rollout(models, [300, 301], 2, rm.replace(cfg, env="bandit"), 0)
-    trajs[0].ids.append(trajs[0].ids[0])  # so that rows differ in length, and the grid has pads
-    for entries, value in ((trajs[0].mask, False), (trajs[0].old_logp, 0.0), (trajs[0].reward, 0.0)):
-        entries.append(value)
+    trajs = rm.rollout(models, [300, 301], 2, cfg, 0)
+    trajs[0].append(trajs[0].ids[:1], sampled=False)  # so that rows differ in length
     batch = rm.compute_advantages(trajs, rm.returns(trajs, cfg), models, cfg)
     of_all = []
     for row, traj in enumerate(trajs):
-        inputs, targets = torch.tensor([traj.ids[:-1]]), torch.tensor(traj.ids[1:])
-        expected = []
-        for policy in (models.policy, before):
-            with torch.no_grad():
-                logits = policy(inputs).logits[0] / 0.7
-            expected.append(logits.log_softmax(-1)[torch.arange(len(targets)), targets])
         ours = torch.tensor(traj.mask[1:])
-        k1 = (expected[0] - expected[1]) * ours
+        k1 = (plain_logps(models.policy, traj, 0.7) - plain_logps(before, traj, 0.7)) * ours
         assert batch["kl"][row, :len(k1)].tolist() == pytest.approx(k1.tolist(), abs=1e-4)
         rewards = torch.tensor(traj.reward[1:]) - 0.5 * k1
-        to_come = rewards.flip(0).cumsum(0).flip(0)
-        assert batch["ret"][row, :len(k1)][ours].tolist() == pytest.approx(to_come[ours].tolist(), abs=1e-3)
+        to_come = rewards.flip(0).cumsum(0).flip(0)[ours]
+        target = batch["value_target"][row, :len(k1)][ours]
+        assert target.tolist() == pytest.approx(to_come.tolist(), abs=1e-3)
         of_all += k1[ours].tolist()
     assert max(map(abs, of_all)) > 0.01
-    row = plots.log_columns(trajs, rm.returns(trajs, cfg), [(batch, [{"grad_norm": 1.0}])])
+    row = rm.log_columns(trajs, rm.returns(trajs, cfg), [(batch, [{"grad_norm": 1.0}])])
     assert row["kl"] == pytest.approx(sum(of_all) / len(of_all), abs=1e-4)
-    slices = [(batch | {"kl": factor * batch["kl"]}, [{"grad_norm": factor}]) for factor in (1.0, 3.0)]  # of --online-k 2
-    both = plots.log_columns(trajs, rm.returns(trajs, cfg), slices)
-    assert (both["kl"], both["grad_norm"], both["updates"]) == (pytest.approx(2 * row["kl"], abs=1e-5), 2.0, 2)
 
 
-def test_kept_episodes_are_trained_by_their_own_returns(cfg, tok, monkeypatch):
-    """Four groups of two; the second and the last one differ most. Each episode's last token is its number."""
-    cfg.algo, cfg.adv_norm, cfg.keep, cfg.prompts, cfg.rollouts = "grpo", "mean", 0.5, 4, 2
+def numbered(rewards, size):
+    """-> episodes of one message token and one written token, which is the episode's number"""
     trajs = []
-    for number, reward in enumerate([0, 0, 1, 3, 5, 5.5, 0, 10]):
-        traj = walked(number // 2, [])
+    for number, reward in enumerate(rewards):
+        traj = walked(number // size, [])
         traj.append([99], sampled=False)
         traj.append([number], True, -1.0)
         traj.reward[-1] = float(reward)
         trajs.append(traj)
+    return trajs
+
+
+@pytest.fixture
+def no_networks(tok):
+    return rm.Models(None, None, None, None, tok)
+
+
+@pytest.fixture
+def updated(monkeypatch):
     monkeypatch.setattr(rm, "updates", lambda *rest: ["updated"])
+
+
+def test_kept_episodes_are_trained_by_their_own_returns(cfg, no_networks, updated):
+    """Four groups of two, of which the second and the last one differ most."""
+    cfg.algo, cfg.adv_norm, cfg.keep, cfg.prompts, cfg.rollouts = "grpo", "mean", 0.5, 4, 2
+    trajs = numbered([0, 0, 1, 3, 5, 5.5, 0, 10], 2)
     for first in (0, 4):  # in a second slice of --online-k the groups have higher numbers
         for traj in trajs:
             traj.group = traj.group % 4 + first
-        batch, steps = rm.learn(trajs, rm.Models(None, None, None, None, tok), cfg, 0)
+        batch, steps = rm.learn(trajs, no_networks, cfg, 0)
         assert batch["targets"].tolist() == [[2], [3], [6], [7]] and steps == ["updated"]
         assert batch["adv"].tolist() == [[-1.0], [1.0], [-5.0], [5.0]]
 
 
+@pytest.mark.parametrize("algo, keep, rewards, learns", [
+    ("ppo", 0.5, [0, 0, 1, 1], False),  # in all it differs, but not in the kept group
+    ("ppo", 1.0, [0, 0, 1, 1], True),
+    ("ppo", 0.5, [0, 0, 1, 2], True),
+    ("grpo", 1.0, [0, 0, 1, 1], False),
+    ("grpo", 1.0, [0, 0, 1, 2], True),
+    ("grpo", 0.5, [0, 0, 1, 2], True)])
+def test_whether_there_is_something_to_compare_is_asked_after_the_filter(
+        cfg, no_networks, updated, monkeypatch, algo, keep, rewards, learns):
+    cfg.algo, cfg.keep, cfg.prompts, cfg.rollouts = algo, keep, 2, 2
+    monkeypatch.setattr(rm, "token_values", lambda critic, part: torch.zeros(len(part["mask"])))
+    batch, steps = rm.learn(numbered(rewards, 2), no_networks, cfg, 0)
+    assert (steps == ["updated"]) == learns and bool(batch) == learns
+
+
 @pytest.fixture
 def recorded(monkeypatch):
-    """Which rows each gradient step took; no model is needed."""
+    """Which rows each gradient step took. No model is needed."""
     steps = []
-    monkeypatch.setattr(rm, "add_gradients", lambda batch, rows, *rest: steps.append(rows) or {})
-    monkeypatch.setattr(rm, "take_step", lambda *rest: 1.0)
+
+    def add_gradients(batch, rows, models, cfg):
+        steps.append(rows)
+        return {"policy_loss": 2.0}
+    monkeypatch.setattr(rm, "add_gradients", add_gradients)
+    monkeypatch.setattr(rm, "take_step", lambda models: 1.0)
     return steps
 
 
 def test_every_epoch_takes_every_trajectory_once_in_an_order_of_its_own(cfg, recorded):
-    cfg.update_size, cfg.epochs = 4, 2
+    cfg.minibatch_size, cfg.epochs = 4, 2
     batch = {"mask": torch.ones(10, 3, dtype=torch.bool)}
-    assert len(rm.updates(batch, None, cfg, seed=5)) == 6
+    steps = rm.updates(batch, None, cfg, seed=5)
+    assert steps == [{"policy_loss": 2.0, "grad_norm": 1.0}] * 6
     assert [len(rows) for rows in recorded] == [4, 4, 2] * 2
     first, second = sum(recorded[:3], []), sum(recorded[3:], [])
     assert sorted(first) == sorted(second) == list(range(10))
@@ -165,49 +219,68 @@ def test_every_epoch_takes_every_trajectory_once_in_an_order_of_its_own(cfg, rec
     assert recorded[12:] != recorded[:6]
 
 
-def test_gradients_of_ones_own_take_the_same_rows(cfg, recorded):
-    cfg.update_size, cfg.epochs = 4, 1
-    batch = {"mask": torch.ones(10, 3, dtype=torch.bool)}
-    rm.updates(batch, None, cfg, seed=5)
-    own = []
-    steps = rm.updates(batch, "models", cfg, 5, lambda *args: own.append(args) or {"policy_loss": 2.0})
-    assert own == [(batch, rows, "models", cfg) for rows in recorded] and len(recorded) == 3
-    assert steps == [{"policy_loss": 2.0, "grad_norm": 1.0}] * 3
+def test_minibatches_are_of_the_kept_episodes(cfg, no_networks, recorded):
+    """Minibatches of at most three: two groups of four are three updates, those of one group two.
+    """
+    rewards = [0, 1, 0, 1, 0, 5, 0, 5]
+    for keep, sizes in ((1.0, [3, 3, 2]), (0.5, [3, 1])):
+        recorded.clear()
+        cfg = rm.replace(cfg, algo="grpo", rollouts=4, keep=keep, minibatch_size=3)
+        rm.learn(numbered(rewards, 4), no_networks, cfg, 0)
+        assert [len(rows) for rows in recorded] == sizes
 
 
-def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, monkeypatch):
-    """Rows of one and of three tokens, each a part of its own: (1 + 1) / 4."""
+def test_the_seed_of_learn_orders_the_minibatches(cfg, no_networks, recorded):
+    cfg = rm.replace(cfg, algo="grpo", rollouts=4, minibatch_size=3)
+    for seed in (0, 1, 0):
+        rm.learn(numbered([0, 1, 0, 1, 0, 5, 0, 5], 4), no_networks, cfg, seed)
+    assert recorded[:3] == recorded[6:] != recorded[3:6]
+
+
+def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, no_networks, monkeypatch):
+    """Rows of one and of three tokens, each a micro-batch of its own. Two of the four tokens were
+    clipped, and the loss is 2 (1 + 0 - 3 + 1) / 4.
+    """
     monkeypatch.setattr(rm, "MICRO_TOKENS", 1)
     weight = torch.tensor(2.0, requires_grad=True)
-    monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (weight * part["old_logp"][part["mask"]], None))
+    monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (
+        weight * part["old_logp"][part["mask"]], None))
+    monkeypatch.setattr(rm, "policy_loss", lambda logp, entropy, old_logp, adv, cfg: (
+        adv * weight, adv > 0))
     batch = {"mask": torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool(),
              "adv": torch.tensor([[1.0, 0, 0], [0, -3, 1], [1, 1, 0]])}
     batch["old_logp"] = batch["adv"]
-    models = rm.Models(None, None, None, None, None, loss=lambda logp, entropy, old_logp, adv, cfg: (adv * weight, adv > 0))
-    assert rm.add_gradients(batch, [0, 1], models, cfg) == {"clip_fraction": 0.5, "policy_loss": 2 * -0.25}
-    assert weight.grad == -0.25, "(1 + 0 - 3 + 1) / 4"
+    stats = rm.add_gradients(batch, [0, 1], no_networks, cfg)
+    assert stats == {"clip_fraction": 0.5, "policy_loss": 2 * -0.25}
+    assert weight.grad == -0.25
 
 
-def test_the_forecast_is_clipped_around_that_of_before_the_first_update(cfg, monkeypatch):
-    """Old 0, now 1, return 2: 1 is too far, 0.5 counts: 1.5 ** 2 / 2. Around the present forecast nothing is clipped."""
+def test_the_value_is_clipped_around_that_of_before_the_first_update(cfg, no_networks, monkeypatch):
+    """The old value is 0, now it is 1, the target is 2. 1 is too far, so 0.5 counts: 1.5 ** 2 / 2.
+    Around the present value nothing would be clipped.
+    """
     one = torch.ones(1, requires_grad=True)
     monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (one, None))
     monkeypatch.setattr(rm, "token_values", lambda critic, part: one)
-    batch = {"mask": torch.tensor([[True]]), "adv": torch.zeros(1, 1), "old_logp": torch.zeros(1, 1)}
-    batch |= {"value": torch.zeros(1, 1), "ret": torch.full((1, 1), 2.0)}
-    models = rm.Models(None, None, None, None, None, loss=lambda logp, *rest: (logp, logp > 0))
-    assert rm.add_gradients(batch, [0], models, cfg)["value_loss"] == 1.5 ** 2 / 2
+    monkeypatch.setattr(rm, "policy_loss", lambda logp, *rest: (0 * logp, logp > 0))
+    batch = {"mask": torch.tensor([[True]]), "adv": torch.zeros(1, 1),
+             "old_logp": torch.zeros(1, 1), "value": torch.zeros(1, 1),
+             "value_target": torch.full((1, 1), 2.0)}
+    no_networks.critic = torch.nn.Identity()
+    assert rm.add_gradients(batch, [0], no_networks, cfg)["value_loss"] == 1.5 ** 2 / 2
+    assert one.grad == 0, "it has moved far enough"
 
 
 def test_success_is_that_of_the_last_state(cfg):
-    """A world that one can win and lose again: what counts is how it ended."""
+    """What one can win and lose again counts as it ended."""
     class Door(Walk):
         actions = ("Open", "Shut")
 
         def outcomes(self, state, action):
-            return [(1.0, 2 * (action == "Open"), 0.0, False)]
-    tok = SimpleNamespace(decode=lambda ids, **_: "</think><answer>" + " || ".join(said) + "</answer>")
+            return [(1.0, 2 if action == "Open" else 0, 0.0, False)]
     for said, won in ((["Open", "Shut"], False), (["Shut", "Open"], True)):
+        answer = f"</think><answer>{' || '.join(said)}</answer>"
+        tok = SimpleNamespace(decode=lambda ids, **_: answer)
         env = Door()
         env.reset(0)
         traj = rm.Trajectory(env, 0, 2)
@@ -217,38 +290,56 @@ def test_success_is_that_of_the_last_state(cfg):
         assert traj.success == won and traj.done
 
 
-# ----------------------------------------------------------------------------------------- what an iteration draws
+# ------------------------------------------------------------------------------------ one iteration
 @pytest.fixture
-def drawn(monkeypatch):
-    """drawn(seed, i) -> seeds of the levels, and of the sampling, of an iteration; what `learn` was given."""
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
+def made_up(monkeypatch):
+    """Nothing checks the log-probs of episodes that were made up."""
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)
+
+
+@pytest.fixture
+def drawn(made_up, monkeypatch):
+    """drawn(cfg, seed, i) -> (the levels' seeds, sampling seed), then what each `learn` was given
+    """
     def run(cfg, seed, i):
         calls = []
 
-        def play(models, seeds, N, cfg, sampling_seed):
+        def rollout(models, seeds, N, cfg, sampling_seed):
             calls.append((list(seeds), sampling_seed))
             return [walked(group) for group in range(len(seeds)) for _ in range(N)]
 
         def learn(trajs, models, cfg, seed):
             calls.append(([traj.group for traj in trajs], seed))
             return {}, []
-        cfg.seed = seed
-        rm.iterate(i, None, cfg, learn, play)
+        monkeypatch.setattr(rm, "rollout", rollout)
+        monkeypatch.setattr(rm, "learn", learn)
+        rm.iterate(i, None, rm.replace(cfg, seed=seed))
         return calls
     return run
 
 
-def test_runs_of_other_seeds_and_other_iterations_draw_everything_anew(cfg, drawn):
+def test_other_seeds_and_other_iterations_draw_everything_anew(cfg, drawn):
     cfg.prompts, cfg.rollouts = 4, 2
     settings = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)]
-    calls = [drawn(cfg, seed, i)[0] for seed, i in settings]
-    assert len({level for levels, _ in calls for level in levels}) == 4 * len(settings)
-    assert len({sampling_seed for _, sampling_seed in calls}) == len(settings)
-    assert calls == [drawn(cfg, seed, i)[0] for seed, i in settings], "but the same again for the same"
+    calls = [drawn(cfg, seed, i) for seed, i in settings]
+    levels = [level for (of_iteration, _), _ in calls for level in of_iteration]
+    assert len(set(levels)) == 4 * len(settings) and min(levels) > max(envs.EVAL_SEEDS)
+    assert len({sampling_seed for (_, sampling_seed), _ in calls}) == len(settings)
+    assert len({learn_seed for _, (_, learn_seed) in calls}) == len(settings)
+    assert calls == [drawn(cfg, seed, i) for seed, i in settings], "the same again for the same"
+
+
+def test_training_never_draws_a_seed_of_the_evaluation(cfg, drawn, monkeypatch):
+    """Nearly all seeds are made seeds of the evaluation."""
+    monkeypatch.setattr(envs, "EVAL_SEEDS", range(2 ** 31 - 10 ** 6))
+    cfg.prompts, cfg.rollouts = 40, 2
+    (levels, _), _ = drawn(cfg, 0, 1)
+    assert len(set(levels)) == 40 and min(levels) >= 2 ** 31 - 10 ** 6
 
 
 def test_slices_of_online_k_share_nothing(cfg, drawn):
-    """Three slices of two prompts: six levels are played at once, then each slice learns from its own episodes."""
+    """Three slices of two prompts: six levels are played at once, then each slice is learnt from.
+    """
     cfg.prompts, cfg.rollouts, cfg.online_k = 2, 2, 3
     (levels, _), *slices = drawn(cfg, 0, 1)
     assert len(set(levels)) == 6
@@ -256,53 +347,126 @@ def test_slices_of_online_k_share_nothing(cfg, drawn):
     assert len({seed for _, seed in slices}) == 3
 
 
-# ------------------------------------------------------------------------------------------------ what is reported
-def test_a_row_of_the_log(cfg, monkeypatch):
-    """Two prompts, two episodes each, five turns. R = 1, -0.1; 0.5, 0, so that std is 0.55 and 0.25, on average 0.4.
-    The mean KL of the three trained tokens is 0.1."""
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
-    thoughts = ["<think>a b</think><answer>Up</answer>", "<think>c</think><answer>Up</answer>", "<think>a b c d"]
-    cfg.prompts = cfg.rollouts = 2
-    trajs = [walked(0, [0.0, 1.0], thoughts[:2], [6, 4], success=True, entropy=5.0),
-             walked(0, [-0.1], thoughts[2:], [10], entropy=2.0),
-             walked(1, [0.5], thoughts[1:2], [3], entropy=1.0),
-             walked(1, [0.0], thoughts[:1], [7], entropy=2.0)]
+def test_the_clock_of_an_iteration(cfg, made_up, monkeypatch):
+    """The rollout takes 5 seconds, its check 100, which are nobody's, and each slice 2."""
+    now = [0.0]
+
+    def passes(seconds, result):
+        now[0] += seconds
+        return result
+    trajs = [walked(group) for group in range(2) for _ in range(2)]
+    monkeypatch.setattr(rm, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(rm, "rollout", lambda *rest: passes(5, trajs))
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: passes(100, None))
+    monkeypatch.setattr(rm, "learn", lambda *rest: passes(2, ({}, [])))
+    row, _ = rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2, online_k=2))
+    assert (row["seconds_rollout"], row["seconds_update"]) == (5, 4)
+
+
+def test_the_ratios_of_the_rollout_are_checked_before_anything_is_learnt(cfg, monkeypatch):
+    order = []
+    trajs = [walked(0), walked(0)]
+    monkeypatch.setattr(rm, "rollout", lambda *rest: trajs)
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: order.append(rest[0]))
+    monkeypatch.setattr(rm, "learn", lambda *rest: order.append("learn") or ({}, []))
+    rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2))
+    assert order == [trajs, "learn"]
+
+
+# ----------------------------------------------------------------------------------- what is logged
+def test_a_row_of_the_log(cfg, made_up, monkeypatch):
+    """Two prompts, two episodes each, five turns. R = 1, -0.1; 0.5, 0, so that the stds are 0.55
+    and 0.25, on average 0.4. The mean KL of the three trained tokens is 0.1.
+    """
+    answers = ["<think>a b</think><answer>Up</answer>", "<think>c</think><answer>Up</answer>",
+               "<think>a b c d"]
+    trajs = [walked(0, [0.0, 1.0], answers[:2], [6, 4], success=True, entropy=5.0),
+             walked(0, [-0.1], answers[2:], [10], entropy=2.0),
+             walked(1, [0.5], answers[1:2], [3], entropy=1.0),
+             walked(1, [0.0], answers[:1], [7], entropy=2.0)]
     trajs[1].turns[0]["valid"] = False
-    steps = [dict(policy_loss=1.0, clip_fraction=0.0, grad_norm=2.0)] * 8  # a spike in the second of 16
-    steps += [dict(policy_loss=3.0, clip_fraction=0.5, grad_norm=3.0)] * 8
-    steps[1] = steps[1] | {"grad_norm": 26.0}
-    mask = torch.tensor([[1, 1, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 0]]).bool()
-    learned = {"mask": mask, "kl": torch.tensor([[0.4, -0.2, 0, 0, 0], [0] * 5, [0, 0, 0.1, 0, 0]])}, steps
-    row, played, returned = rm.iterate(7, None, cfg, lambda *rest: learned, lambda *rest: trajs)
-    assert played is trajs and returned == [learned]
+    steps = [dict(policy_loss=1.0, clip_fraction=0.0, grad_norm=2.0) for _ in range(8)]
+    steps += [dict(policy_loss=3.0, clip_fraction=0.5, grad_norm=3.0) for _ in range(8)]
+    steps[1]["grad_norm"] = 26.0  # a spike in the second of 16 steps
+    batch = {"mask": torch.tensor([[1, 1, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 0]]).bool(),
+             "kl": torch.tensor([[0.4, -0.2, 0, 0, 0], [0] * 5, [0, 0, 0.1, 0, 0]])}
+    monkeypatch.setattr(rm, "rollout", lambda *rest: trajs)
+    monkeypatch.setattr(rm, "learn", lambda *rest: (batch, steps))
+    row, played = rm.iterate(7, None, rm.replace(cfg, prompts=2, rollouts=2))
+    assert played is trajs
     assert row.pop("seconds_rollout") >= 0 and row.pop("seconds_update") >= 0
     assert row == pytest.approx(dict(
-        iteration=7, reward=0.35, reward_std=0.4, success=0.25, valid=0.8, turns=1.25, tokens=30, response_length=7.5,
-        entropy=10 / 30, think_length=10 / 5, distinct=3 / 5, updates=16, policy_loss=2.0, clip_fraction=0.25,
-        grad_norm=4.0, grad_norm_max=26.0, kl=0.1), abs=1e-6)
+        iteration=7, reward=0.35, reward_std=0.4, success=0.25, valid=0.8, turns=1.25, tokens=30,
+        response_length=7.5, entropy=10 / 30, think_length=10 / 5, distinct=3 / 5, updates=16,
+        policy_loss=2.0, clip_fraction=0.25, grad_norm=4.0, grad_norm_max=26.0, kl=0.1), abs=1e-6)
 
 
-def test_a_row_of_an_iteration_without_updates(cfg, monkeypatch):
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
-    cfg.prompts, cfg.rollouts = 1, 2
-    row, _, _ = rm.iterate(1, None, cfg, lambda *rest: ({}, []), lambda *rest: [walked(), walked()])
+def test_a_row_of_an_iteration_without_updates(cfg, drawn, monkeypatch):
+    monkeypatch.setattr(rm, "rollout", lambda *rest: [walked(), walked()])
+    monkeypatch.setattr(rm, "learn", lambda *rest: ({}, []))
+    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)
+    row, _ = rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2))
     assert row["updates"] == row["reward_std"] == 0 and "grad_norm" not in row
 
 
+def test_a_row_counts_all_slices_of_online_k(cfg, made_up, monkeypatch):
+    """Three slices, of which the second one made no update. The statistics are those of all steps,
+    the KL that of all slices which have one.
+    """
+    batch = {"mask": torch.ones(1, 2).bool()}
+    results = [(batch | {"kl": torch.full((1, 2), 0.1)}, [{"grad_norm": 9.0}, {"grad_norm": 1.0}]),
+               ({}, []),
+               (batch | {"kl": torch.full((1, 2), 0.3)}, [{"grad_norm": 2.0}])]
+    waiting = list(results)
+    rewards = (1.0, 0.0, 2.0, 2.0, 5.0, 5.0)
+    trajs = [walked(k // 2, [reward], success=k == 0) for k, reward in enumerate(rewards)]
+    monkeypatch.setattr(rm, "rollout", lambda *rest: trajs)
+    monkeypatch.setattr(rm, "learn", lambda *rest: waiting.pop(0))
+    row, _ = rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2, online_k=3))
+    assert (row["updates"], row["grad_norm"], row["grad_norm_max"]) == (3, 4.0, 9.0)
+    assert row["kl"] == pytest.approx(0.2)
+    assert row["reward"] == 2.5 and row["success"] == pytest.approx(1 / 6, abs=1e-6)
+    assert row["reward_std"] == pytest.approx(0.5 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("answer, thought", [
+    ("<think>Go up .</think> <answer>Up</answer>", "Go up ."),
+    ("<think>Go up and up", "Go up and up"),  # one that does not end
+    ("<think>Go</think> <answer>Up</think>", "Go"),
+    ("<think>one\ntwo</think>", "one\ntwo"),
+    ("<think></think>", ""), ("<answer>Up</answer>", "")])
+def test_thoughts(answer, thought):
+    assert rm.thought_of({"answer": answer}) == thought
+
+
+def test_a_run_is_dead_after_ten_iterations_without_an_update():
+    rows = [{"iteration": 0}] + [{"iteration": i, "updates": 0} for i in range(1, 10)]
+    assert not rm.is_dead(rows), "nine, and row 0, which has none"
+    assert not rm.is_dead(rows[1:])
+    assert rm.is_dead([*rows, {"updates": 0}])
+    assert not rm.is_dead([*rows, {"updates": 1}])
+    learnt = [*rows[:5], {"updates": 4}, *rows[6:]]
+    assert not rm.is_dead([*learnt, {"updates": 0}]), "in the ten there was one"
+    assert rm.is_dead([{"updates": 4}, *rows[1:], {"updates": 0}]), "but not in the last ten"
+
+
+# ------------------------------------------------------------------------------------ an evaluation
 @pytest.mark.parametrize("turns, per_turn, actions, random, optimal", [
-    (1, 3, 10, "0.50", "1.00"),  # of the 8 ways to act three times 4 go up twice or more
-    (3, 1, 10, "0.50", "1.00"),
-    (5, 5, 2, "0.25", "1.00"),
-    (5, 5, 1, "0.00", "0.00")])
-def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_path, capsys, monkeypatch):
-    """Three of five levels are won, 0.6; Wilson's interval of that: 0.23 to 0.88. Returns say the opposite."""
-    monkeypatch.setattr(rm, "EVALUATED_AT_ONCE", 2)
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)  # they are made up
+    (1, 3, 10, 0.5, 1.0),  # of the 8 ways to act three times, 4 go up twice or more
+    (3, 1, 10, 0.5, 1.0),
+    (5, 5, 2, 0.25, 1.0),
+    (5, 5, 1, 0.0, 0.0)])
+def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, capsys, made_up,
+                       monkeypatch):
+    """Three of five levels are won, 0.6, with Wilson's interval from 0.23 to 0.88. Returns say the
+    opposite.
+    """
+    monkeypatch.setattr(rm, "EPISODES_AT_ONCE", 2)
     cfg.max_turns, cfg.max_actions_per_turn, cfg.max_actions = turns, per_turn, actions
-    cfg.env, cfg.eval_prompts, cfg.temperature, cfg.out = Walk, 5, 1.0, str(tmp_path)
+    cfg.env, cfg.eval_prompts, cfg.temperature = Walk, 5, 1.0
     parts = []
 
-    def play(models, seeds, N, cfg, sampling_seed):
+    def rollout(models, seeds, N, cfg, sampling_seed):
         parts.append((list(seeds), sampling_seed))
         assert cfg.env is Walk and N == 1 and cfg.temperature == 0.5, "Sec. 3.2"
         trajs = []
@@ -312,53 +476,90 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, tmp_
             traj.reward[-1] = -1.0 if traj.success else 1.0
             trajs.append(traj)
         return trajs
-    columns, samples = rm.evaluate(3, SimpleNamespace(tok=tok), cfg, play)
+    monkeypatch.setattr(rm, "rollout", rollout)
+    columns, trajs = rm.evaluate(SimpleNamespace(policy=None, tok=tok), cfg, "iteration 3: ")
     assert columns["eval"] == {"Walk": pytest.approx(0.6)}
-    assert columns["yardsticks"] == {"Walk": pytest.approx([float(random), float(optimal)])}
-    assert [sample["text"].endswith("return -1\n") for sample in samples] == [False, True, False, True, True]
-    assert sum([seeds for seeds, _ in parts], []) == [0, 1, 2, 3, 4]
-    assert len({sampling_seed for _, sampling_seed in parts}) == len(parts) == 3
+    assert columns["yardsticks"] == {"Walk": pytest.approx([random, optimal])}
+    assert [traj.R for traj in trajs] == [1, -1, 1, -1, -1]
+    assert [seed for seeds, _ in parts for seed in seeds] == [0, 1, 2, 3, 4]
+    sampling_seeds = {sampling_seed for _, sampling_seed in parts}
+    assert len(sampling_seeds) == len(parts) == 3, "else different parts would have the same luck"
     said = capsys.readouterr().out
-    for piece in ("iteration 3", "Walk 0.60", "[0.23, 0.88]", f"random {random}", f"optimal {optimal}"):
-        assert piece in said
+    numbers = f"Walk 0.60 [0.23, 0.88]  random {random:.2f}  optimal {optimal:.2f}"
+    assert said.startswith("iteration 3: ") and numbers in said
+    assert cfg.temperature == 1.0, "the caller's settings stay"
 
 
-def test_smoothed_curves():
-    """The median of a value and its two neighbours on either side; in 200 values five; at the ends as many as there are
-    on both sides, so that the line begins and ends where the values do."""
-    def smoothed(y):  # the thick line
-        rows = [{"iteration": i, "reward": value} for i, value in enumerate(y)]
-        ax = plots.matplotlib.figure.Figure().add_subplot()
-        plots.draw_training(ax, {"a run": plots.Run({}, rows)}, "reward")
-        thin, thick = ax.get_lines()
-        assert thin.get_ydata().tolist() == list(y)
-        return np.array(thick.get_ydata())
-    assert smoothed([1.0, 3, 4, 7, 8, 9, 9, 9]).tolist() == [1, 3, 4, 7, 8, 9, 9, 9]
-    assert smoothed([1.0, 9, 9, 2, 3, 9, 5]).tolist() == [1, 9, 3, 9, 5, 5, 5]
-    assert smoothed([1.0, 3, 4]).tolist() == [1, 3, 4] and smoothed([1.0, 3, 2, 7, 8]).tolist() == [1, 2, 3, 7, 8]
-    fall = np.repeat([1.0, 0.0], 100)
-    assert (smoothed(fall) == fall).all(), "a fall stays where it is, and as steep"
-    spikes = np.where(np.arange(200) % 11 < 5, 1.0, 0.0)  # five of eleven
-    assert (smoothed(spikes)[5:-5] == 0).all()
-    assert len(smoothed([])) == 0
+def test_an_evaluation_checks_the_ratios_at_its_own_temperature(cfg, tok, monkeypatch):
+    checked = []
+    monkeypatch.setattr(rm, "rollout", lambda models, seeds, *rest: [walked() for _ in seeds])
+    monkeypatch.setattr(rm, "check_ratios", lambda trajs, models, cfg: checked.append(
+        (len(trajs), cfg.temperature)))
+    cfg.env, cfg.eval_prompts, cfg.temperature = Walk, 5, 1.0
+    rm.evaluate(SimpleNamespace(policy=None, tok=tok), cfg)
+    assert checked == [(5, 0.5)]
 
 
-def test_a_collapse_lasts_ten_iterations_also_in_a_dead_run():
-    """Success of 0.75, then (from there on dead) about half of it: a last low value alone is no collapse."""
-    def seen(*success):
-        rows = [{"iteration": 0}]
-        for i, value in enumerate(success, 1):
-            rows.append({"iteration": i, "success": value, "updates": 4 if i <= 5 else 0})
-        assert plots.is_dead(rows)
-        return plots.peak_and_collapse(plots.Run({}, rows))
+# --------------------------------------------------------------------------------- peaks, collapses
+def run_of(*success):  # -> plots.Run, whose iteration 1 has success[0]
+    rows = [{"iteration": 0}]
+    rows += [{"iteration": i, "success": value} for i, value in enumerate(success, 1)]
+    return plots.Run({}, rows)
+
+
+def test_peak_and_collapse_by_hand(monkeypatch):
+    """Means of two: .55 .95 1 .8 .35 .05 0. The peak, 1, begins at 3. From 6 on three iterations
+    are below half of it, and 0.6 at 5 is not.
+    """
+    monkeypatch.setattr(plots, "WINDOW", 2)
+    monkeypatch.setattr(plots, "COLLAPSED_FOR", 3)
+    assert plots.peak_and_collapse(run_of(.2, .9, 1, 1, .6, .1, 0, 0)) == (3, 6)
+    assert plots.peak_and_collapse(run_of(.2, .9, 1, 1, .6, .1, 0, .5)) == (3, None), "half of it"
+    assert plots.peak_and_collapse(run_of(.2, .9, 1, 1, .6, .1, 0, .49)) == (3, 6)
+    assert plots.peak_and_collapse(run_of(1, 1, 0, 0, 1, 1, 0, 0, 0)) == (1, 7), "the first peak"
+    assert plots.peak_and_collapse(run_of(1, 1, 0, 0, 0, 1, 1)) == (1, 3), "it may recover"
+    assert plots.peak_and_collapse(run_of(0, 0, 0, 1, 1)) == (4, None), "low before the peak"
+    assert plots.peak_and_collapse(run_of(1)) == (1, None), "shorter than a window"
+
+
+def test_a_collapse_lasts_ten_iterations_below_half_of_the_best_five():
     high = [0.75] * 5
-    assert seen(*high, *[0.5] * 9, 0.0) == (1, None)
-    assert seen(*high, *[0.5] * 6, *[0.0] * 9) == (1, None), "nine"
-    assert seen(*high, *[0.0] * 10) == (1, 6)
+    assert plots.peak_and_collapse(run_of(*high, *[0.5] * 9, 0.0)) == (1, None)
+    assert plots.peak_and_collapse(run_of(*high, *[0.5] * 6, *[0.0] * 9)) == (1, None), "nine"
+    assert plots.peak_and_collapse(run_of(*high, *[0.0] * 10)) == (1, 6)
+    lucky = [0.0, 1.0, 0.0, 0.0, 0.0]  # one lucky rollout is no peak
+    assert plots.peak_and_collapse(run_of(*lucky, *[0.5] * 20)) == (6, None)
 
 
-def test_a_run_without_a_row_to_draw_is_one_line(tmp_path):
+def test_the_verdict_names_peak_and_collapse():
+    assert "nothing was won" in plots.verdict(run_of(*[0.0] * 20))
+    alive = plots.verdict(run_of(*[0.1] * 3, *[0.8] * 20))
+    assert " 4" in alive and "no collapse" in alive
+    assert "collapse in 11" in plots.verdict(run_of(*[0.8] * 10, *[0.1] * 20))
+    with pytest.raises(ValueError):
+        plots.verdict(run_of())
+
+
+def test_the_running_median():
+    """Of a value and its two neighbours on either side, in 200 values of five. At the ends it is of
+    as many as there are on both sides, so that the line begins and ends where the values do.
+    """
+    def median(*values):
+        return np.array(plots.running_median(np.array(values, float)))
+    assert median(1, 3, 4, 7, 8, 9, 9, 9).tolist() == [1, 3, 4, 7, 8, 9, 9, 9]
+    assert median(1, 9, 9, 2, 3, 9, 5).tolist() == [1, 9, 3, 9, 5, 5, 5]
+    assert median(1, 3, 4).tolist() == [1, 3, 4]
+    assert median(1, 3, 2, 7, 8).tolist() == [1, 2, 3, 7, 8]
+    fall = np.repeat([1.0, 0.0], 100)
+    assert (median(*fall) == fall).all(), "a fall stays where it is, and as steep"
+    spikes = np.where(np.arange(200) % 11 < 5, 1.0, 0.0)  # five of eleven
+    assert (median(*spikes)[5:-5] == 0).all()
+
+
+def test_a_run_that_has_only_begun_has_no_curve(tmp_path):
     (tmp_path / "config.json").write_text('{"env": "bandit", "model": "tiny"}')
-    (tmp_path / "log.jsonl").write_text('{"iteration": 0}\n')
-    with pytest.raises(envs.UserError, match="no curve yet"):
-        DRAW({"run": plots.load(tmp_path)}, tmp_path / "curves.png")
+    (tmp_path / "log.jsonl").write_text('{"iteration": 0}\n{"iteration": 1, "succ')
+    run = plots.load(tmp_path)
+    assert run.rows == [{"iteration": 0}], "the last line is unfinished"
+    with pytest.raises(ValueError):
+        DRAW({"run": run}, tmp_path / "curves.png")

@@ -1,6 +1,8 @@
-"""extras/check_world.py names every mistake that people make in a world of their own, in one line."""
+"""extras/check_world.py finds the mistakes that people make in an environment of their own.
+
+It names each in one line.
+"""
 import re
-import runpy
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -10,13 +12,12 @@ import pytest
 
 import envs
 from conftest import ROOT
-from my_world import Guess
+from extras import check_world
+from extras.check_world import check
+from extras.my_world import Guess
+from runs import UserError
 
-sys.path.insert(0, str(ROOT / "extras"))
-import check_world
-from check_world import check
-
-MINE = f"{ROOT}/tests/my_world.py:Guess"
+MINE = f"{ROOT}/extras/my_world.py:Guess"
 
 
 @pytest.fixture
@@ -24,13 +25,13 @@ def command_line(monkeypatch):
     """command_line("my_world.py:Guess") does what the script does."""
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["check_world.py", *words])
-        runpy.run_path(str(ROOT / "extras/check_world.py"), run_name="__main__")
+        check_world.main()
     return run
 
 
-# ------------------------------------------------------------------------------------------------------ the mistakes
+# ------------------------------------------------------------------------------------- the mistakes
 class Wrong(Guess):
-    """Each of its children has one mistake, and `says` what of the message must be there."""
+    """Each of its children has one mistake. `says` is a part of the message that must come."""
 
 
 class ArrayAsState(Wrong):
@@ -50,7 +51,7 @@ class ListAsState(Wrong):
 
 
 class WordsInASet(Wrong):
-    says = "a set of words has another order in every process"
+    says = "another order in every process"
 
     @staticmethod
     def draw(rng):
@@ -58,14 +59,14 @@ class WordsInASet(Wrong):
 
 
 class ListAsNextState(Wrong):
-    says = "the state ['Left'] must be hashable"
+    says = "['Left'] must be hashable"
 
     def outcomes(self, state, action):
         return [(1.0, [action], 0.0, True)]
 
 
 class OneLevel(Wrong):
-    says = "If there are few: split = False."
+    says = "split = False"
     split = True
 
     @staticmethod
@@ -74,7 +75,7 @@ class OneLevel(Wrong):
 
 
 class NeverALevel(Wrong):
-    says = "Else draw returns too many None"
+    says = "its draw returns None"
 
     @staticmethod
     def draw(rng):
@@ -82,7 +83,7 @@ class NeverALevel(Wrong):
 
 
 class LevelWithoutState(Wrong):
-    says = "the initial state, it returned {'prize': 'Up'}"
+    says = "initial state, but it returned {'prize': 'Up'}"
 
     @staticmethod
     def draw(rng):
@@ -90,7 +91,7 @@ class LevelWithoutState(Wrong):
 
 
 class DiceOfItsOwn(Wrong):
-    says = "no dice but `rng`"
+    says = "all random numbers from `rng`"
 
     @staticmethod
     def draw(rng):
@@ -98,7 +99,7 @@ class DiceOfItsOwn(Wrong):
 
 
 class DrawIsNotStatic(Wrong):
-    says = "`draw` has a `self`: it must be a @staticmethod whose first argument is `rng`"
+    says = "@staticmethod"
 
     def draw(self, rng):
         return {"prize": "Up"}, "closed"
@@ -112,7 +113,7 @@ class ArgumentOfInit(Wrong):
 
 
 class OwnReset(Wrong):
-    says = "no other `reset` or `step`"
+    says = "without a `reset`"
 
     def reset(self, seed):
         return "The sign says Up.", {}
@@ -124,22 +125,8 @@ class UnknownAction(Wrong):
 
 
 class ActionIsATag(Wrong):
-    says = "the action '<think>' is empty, has ||, a tag such as <think>"
+    says = "the action '<think>' is"
     actions = ("Left", "Up", "<think>")
-
-
-class OverIsAWord(Wrong):
-    says = "over? must be True or False, it is 'no'"
-
-    def outcomes(self, state, action):
-        return [(1.0, action, 0.0, "no")]
-
-
-class HugeReward(Wrong):
-    says = "the reward 1e+30 is huge"
-
-    def outcomes(self, state, action):
-        return [(1.0, action, 1e30, True)]
 
 
 class ActionOfTwoWords(Wrong):
@@ -148,27 +135,41 @@ class ActionOfTwoWords(Wrong):
 
 
 class ActionsAsText(Wrong):
-    says = "`actions` is 'LR', not a tuple of words"
+    says = "`actions` is 'LR'"
     actions = "LR"
 
 
 class NoActions(Wrong):
-    says = "`actions` is (), not a tuple of words"
+    says = "`actions` is ()"
     actions = ()
 
 
 class OneActionTwice(Wrong):
-    says = "the action 'Left' is empty"
+    says = "the action 'Left' is"
     actions = ("Left", "left", "Up", "Right")
 
 
 class NoInstruction(Wrong):
-    says = "`instruction` must tell the model its task"
+    says = "`instruction`"
     instruction = ""
 
 
+class OverIsAWord(Wrong):
+    says = "over? must be True or False"
+
+    def outcomes(self, state, action):
+        return [(1.0, action, 0.0, "no")]
+
+
+class HugeReward(Wrong):
+    says = "the reward 1e+30"
+
+    def outcomes(self, state, action):
+        return [(1.0, action, 1e30, True)]
+
+
 class HalfAProbability(Wrong):
-    says = "the probabilities sum to 0.5"
+    says = "sum to 0.5"
 
     def outcomes(self, state, action):
         return [(0.5, action, 0.0, True)]
@@ -182,10 +183,17 @@ class NegativeProbability(Wrong):
 
 
 class NoReward(Wrong):
-    says = "None no reward"
+    says = "None is no reward"
 
     def outcomes(self, state, action):
         return [(1.0, action, None, True)]
+
+
+class RewardIsNotFinite(Wrong):
+    says = "inf is no reward"
+
+    def outcomes(self, state, action):
+        return [(1.0, action, float("inf"), True)]
 
 
 class OutcomesAreNoList(Wrong):
@@ -195,8 +203,15 @@ class OutcomesAreNoList(Wrong):
         return 1.0, action, 0.0, True
 
 
+class OutcomesAreNumbers(Wrong):
+    says = "must be a list of (probability, next state, reward, over?)"
+
+    def outcomes(self, state, action):
+        return [1.0, action, 0.0, True]
+
+
 class OutcomesForgotTheirReturn(Wrong):
-    says = "must be a list of (probability, next state, reward, over?), it is None"
+    says = "must be a list of (probability, next state, reward, over?), but it is None"
 
     def outcomes(self, state, action):
         [(1.0, action, 0.0, True)]
@@ -209,10 +224,86 @@ class OutcomeWithoutProbability(Wrong):
         return [(action, 0.0, True)]
 
 
-class Line(Wrong):
-    """Three steps to the right. What is wrong comes with the two classes below."""
-    says = ""
+class OutcomesMoveTheEnvironment(Wrong):
+    says = "must not change self.state"
 
+    def outcomes(self, state, action):
+        self.state = action
+        return [(1.0, action, 0.0, True)]
+
+
+class WithoutEnd(Wrong):
+    says = "more than 20000 states"
+
+    def outcomes(self, state, action):
+        return [(1.0, state + action, 0.0, False)]
+
+
+class NoWon(envs.Env):
+    says = "has no attribute 'won'"
+    instruction, actions, split = "Open the door.", ("Left", "Up", "Right"), False
+    draw, outcomes, render = staticmethod(Guess.draw), Guess.outcomes, Guess.render
+
+
+class WonReturnsNothing(Wrong):
+    says = "`won` must return True or False"
+
+    def won(self, state):
+        state == self.level["prize"]
+
+
+class NeverWon(Wrong):
+    says = "no level can be won in 10 actions"
+
+    def won(self, state):
+        return False
+
+
+class RenderReturnsNothing(Wrong):
+    says = "`render` must return text, but it returned None"
+
+    def render(self):
+        return None
+
+
+class RenderReturnsANumber(Wrong):
+    says = "`render` must return text, but it returned 5"
+
+    def render(self):
+        return 5
+
+
+class RenderReturnsTwoParagraphs(Wrong):
+    says = "without an empty line"
+
+    def render(self):
+        return "The sign says Up.\n\nThe door is closed."
+
+
+class RenderRaises(Wrong):
+    says = "KeyError in render, line"
+
+    def render(self):
+        return self.level["price"]
+
+
+class FactsRaise(Wrong):
+    says = "KeyError in facts, line"
+
+    def facts(self):
+        return {"sign": self.level["price"]}
+
+
+class ClaimIsNoPattern(Wrong):
+    says = "unterminated subpattern"
+    claim = "(Left|Up"
+
+    def facts(self):
+        return {"sign": "Up"}
+
+
+class Line(Guess):
+    """Three steps to the right. Each of its children has one mistake."""
     @staticmethod
     def draw(rng):
         return {"prize": "Right"}, 0
@@ -254,202 +345,84 @@ class OutcomesChangeTheLevel(Line):
         return super().outcomes(state, action)
 
 
-class OutcomesMoveTheWorld(Wrong):
-    says = "must not change self.state"
-
-    def outcomes(self, state, action):
-        self.state = action
-        return [(1.0, action, 0.0, True)]
-
-
-class WithoutEnd(Wrong):
-    says = "more than 20000 states"
-
-    def outcomes(self, state, action):
-        return [(1.0, state + action, 0.0, False)]
-
-
-class NoWon(envs.Env):
-    says = "has no attribute 'won'"
-    instruction, actions, split = "Open the door.", ("Left", "Up", "Right"), False
-    draw, outcomes, render = staticmethod(Guess.draw), Guess.outcomes, Guess.render
-
-
-class WonReturnsNothing(Wrong):
-    says = "`won` must return True or False, it returned None"
-
-    def won(self, state):
-        state == self.level["prize"]
-
-
-class NeverWon(Wrong):
-    says = "no level can be won in 10 actions"
-
-    def won(self, state):
-        return False
-
-
-class RenderReturnsNothing(Wrong):
-    says = "`render` must return text, it returned None"
-
-    def render(self):
-        return None
-
-
-class RenderReturnsANumber(Wrong):
-    says = "`render` must return text, it returned 5"
-
-    def render(self):
-        return 5
-
-
-class RenderReturnsTwoParagraphs(Wrong):
-    says = "without an empty line"
-
-    def render(self):
-        return "The sign says Up.\n\nThe door is closed."
-
-
-class FactsRaise(Wrong):
-    says = "KeyError in facts, line"
-
-    def facts(self):
-        return {"sign": self.level["price"]}
-
-
-class ClaimIsNoPattern(Wrong):
-    says = "unterminated subpattern"
-    claim = "(Left|Up"
-
-    def facts(self):
-        return {"sign": "Up"}
-
-
-class RenderRaises(Wrong):
-    says = "KeyError in render, line"
-
-    def render(self):
-        return self.level["price"]
-
-
-class OutcomesAreNumbers(Wrong):
-    says = "must be a list of (probability, next state, reward, over?)"
-
-    def outcomes(self, state, action):
-        return [1.0, action, 0.0, True]
-
-
-class HugeBonus(Wrong):
-    says = "it returned 1e+30"
-
-    def bonus(self, turn):
-        return 1e30
-
-
-class BonusReturnsNothing(Wrong):
-    says = "`bonus` must return a number, of the answer '<think>"
-
-    def bonus(self, turn):
-        "sign" in turn["answer"]
-
-
-class BonusIsNotFinite(Wrong):
-    says = "it returned inf"
-
-    def bonus(self, turn):
-        return np.inf
-
-
-class BonusOfValidAnswersOnly(Wrong):
-    says = "'NoneType' object is not subscriptable"
-
-    def bonus(self, turn):
-        return float(re.search("<answer>(.*)</answer>", turn["answer"])[1] == "Up")
-
-
-class BonusMovesTheWorld(Wrong):
-    says = "`bonus` must not change self.state"
-
-    def bonus(self, turn):
-        self.state = "open"
-        return 0.0
-
-
-WRONG = [*Wrong.__subclasses__(), *Line.__subclasses__(), NoWon]
-WRONG.remove(Line)
-
-
-@pytest.mark.parametrize("world", WRONG)
-def test_a_mistake_in_a_world_is_one_line(world, monkeypatch, tok):
-    name = f"{__file__}:{world.__name__}"  # as if it came from this file
-    monkeypatch.setitem(envs.ENVS, name, world)
-    with pytest.raises(envs.UserError) as error:
+@pytest.mark.parametrize("wrong", [*Wrong.__subclasses__(), *Line.__subclasses__(), NoWon])
+def test_a_mistake_is_named_in_one_line(wrong, monkeypatch, tok):
+    name = f"{__file__}:{wrong.__name__}"  # as if it came from this file
+    monkeypatch.setitem(envs.ENVS, name, wrong)
+    with pytest.raises(UserError) as error:
         check(name, tok)
     said = str(error.value)
-    assert world.says in said and "\n" not in said
-    assert said.startswith((f"{name}: ", f"{world.__name__}: ")), "it names the world"
+    assert wrong.says in said and "\n" not in said
+    assert said.startswith(f"{name}: ")
 
 
-def test_the_line_of_the_mistake_is_one_of_the_user():
+def test_the_line_of_a_mistake_is_one_of_the_user():
     line = RenderRaises.render.__code__.co_firstlineno + 1
-    with pytest.raises(envs.UserError, match=f"KeyError in render, line {line}: 'price'"):
+    with pytest.raises(UserError, match=f"KeyError in render, line {line}: 'price'"):
         check(RenderRaises)
 
     class InALibrary(Guess):
         def won(self, state):
             return np.stack([])
     line = InALibrary.won.__code__.co_firstlineno + 1
-    with pytest.raises(envs.UserError, match=f"ValueError in won, line {line}: need at least one array"):
+    with pytest.raises(UserError, match=f"ValueError in won, line {line}: need at least one"):
         check(InALibrary)
 
 
 @pytest.mark.parametrize("text, says", [
     ("import envs\nclass Mine(envs.Env)\n    pass", "SyntaxError: expected ':' (mine.py, line 2)"),
     ("import envs\nimport nothing_of_that_name", "ModuleNotFoundError in <module>, line 2"),
-    ("Mine = 5", "does not define Mine (a class)"),
-    ("class Mine:\n    actions = ()", "it must be a class of its own (envs.Env)"),
-    ("Other = 5", "mine.py does not define Mine"),
-    (None, "no world mine.py:Mine")])
-def test_a_file_with_a_mistake_is_one_line(text, says, command_line, tmp_path, monkeypatch):
-    envs.run_file.cache_clear()  # another mine.py than in the row before
+    ("import sys\n\nsys.exit()", "SystemExit in <module>, line 3"),
+    ("Mine = 5", "it is no class, but 5"),
+    ("class Mine:\n    actions = ()", "must be a class made from envs.Env"),
+    ("Other = 5", "mine.py does not define a class Mine"),
+    (None, "mine.py:Mine is no environment")])
+def test_a_mistake_in_a_file_is_named_in_one_line(text, says, command_line, tmp_path, monkeypatch):
+    envs.run_file.cache_clear()  # another mine.py than before
     monkeypatch.chdir(tmp_path)
     if text:
         Path("mine.py").write_text(text)
-    with pytest.raises(envs.UserError) as error:
+    with pytest.raises(SystemExit) as stop:
         command_line("mine.py:Mine")
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert says in stop.value.code and "\n" not in stop.value.code
 
 
-def test_a_number_of_actions_that_is_too_high_and_a_model_that_is_not_there(command_line):
-    with pytest.raises(envs.UserError, match="1 to 200"):
-        command_line(MINE, "--max-actions", "1000")
-    with pytest.raises(envs.UserError, match="its tokenizer cannot be loaded"):
-        command_line(MINE, "--model", "no/such-model")
+@pytest.mark.parametrize("option, value, says", [
+    ("--max-actions", "1000", "1 to 200"),
+    ("--model", "no/such-model", "its tokenizer cannot be loaded")])
+def test_a_mistake_in_an_option_is_named_in_one_line(option, value, says, command_line):
+    with pytest.raises(SystemExit, match=says) as stop:
+        command_line(MINE, option, value)
+    assert "\n" not in stop.value.code
 
 
-# ------------------------------------------------------------------------------------------------- worlds without one
-def test_what_it_says_of_a_good_world(command_line, capsys, tok):
+# ------------------------------------------------------------------------ environments without one
+def test_what_it_says_of_an_environment_without_mistakes(command_line, capsys, tok):
     check(MINE)
     expected = f"{MINE}: success in 10 actions, random 0.33, optimal 1.00\n"
     assert capsys.readouterr().out == expected
     check(Guess, tok)
-    unknown = "  the model does not know these words of `render`, and reads them all alike: says sign\n"
-    assert capsys.readouterr().out == expected.replace(MINE, "Guess") + unknown
-    command_line(MINE)
-    assert capsys.readouterr().out == expected + unknown, "tiny is asked where no model is named"
+    first, unknown = capsys.readouterr().out.splitlines()
+    assert first + "\n" == expected.replace(MINE, "Guess")
+    vocabulary = tok.get_vocab()
+    lacking = {"The", "sign", "says", "Left", "Up", "Right"} - vocabulary.keys()
+    assert unknown.endswith(": " + " ".join(sorted(lacking)))
+    command_line(MINE)  # asks tiny, since no other model is named
+    assert capsys.readouterr().out == f"{expected}{unknown}\n"
 
 
 @pytest.mark.parametrize("name", ["bandit", "frozenlake"])
 def test_what_it_says_of_ours(name, tok, capsys):
     check(name, tok, 4)
     random, optimal = envs.mean_yardsticks(name, 4)[:, -1]
-    said = capsys.readouterr().out
-    assert said.startswith(f"{name}: success in 4 actions, random {random:.2f}, optimal {optimal:.2f}\n")
-    assert "look alike" not in said, "tiny has all words of our worlds"
+    said, *more = capsys.readouterr().out.splitlines()
+    assert said == f"{name}: success in 4 actions, random {random:.2f}, optimal {optimal:.2f}"
+    # tiny has all words of our environments.
+    assert not any("does not know" in line for line in more)
 
 
 def test_it_tells_of_few_levels(capsys):
-    """Eight levels, of which a few are held out: the others are never seen there."""
+    """There are eight levels. A few of them are held out, the others are for training."""
     class Eight(Guess):
         split = True
 
@@ -457,7 +430,7 @@ def test_it_tells_of_few_levels(capsys):
         def draw(rng):
             return {"prize": ("Left", "Up")[rng.integers(2)]}, int(rng.integers(4))
     check(Eight)
-    said = re.search(r"only (\d) levels are held out, (\d) are trained in", capsys.readouterr().out)
+    said = re.search(r"only (\d) levels are held out, (\d) are for", capsys.readouterr().out)
     held_out, trained = said.groups()
     assert int(held_out) + int(trained) == 8
 
@@ -468,11 +441,14 @@ def test_it_counts_the_levels_that_cannot_be_won(capsys):
         def draw(rng):
             return {"prize": ("Up", "Down")[rng.integers(2)]}, "closed"
     check(LockedDoors)
-    downs = sum(envs.find_level(LockedDoors, (), seed)[0]["prize"] == "Down" for seed in envs.EVAL_SEEDS)
+    downs = 0
+    for seed in envs.EVAL_SEEDS:
+        level, _ = envs.find_level(LockedDoors, (), seed)
+        downs += level["prize"] == "Down"
     assert f"{downs} of 256 levels cannot be won" in capsys.readouterr().out
 
 
-def test_numpys_numbers_and_a_bonus_are_no_mistakes(capsys):
+def test_numbers_of_other_types_are_no_mistakes(capsys):
     class Numpy(Guess):
         @staticmethod
         def draw(rng):
@@ -481,27 +457,18 @@ def test_numpys_numbers_and_a_bonus_are_no_mistakes(capsys):
         def outcomes(self, state, action):
             right = np.bool_(action == self.level["prize"])
             half, over = np.float64(0.5), np.bool_(True)
-            return [(half, action, np.float32(right), over), (half, action, Fraction(int(right)), 1)]
+            return [(half, action, np.float32(right), over),
+                    (half, action, Fraction(int(right)), 1)]
 
         def won(self, state):
             return np.bool_(state == self.level["prize"])
-
-        def bonus(self, turn):
-            return np.float32(0.1) * turn["valid"]
     check(Numpy)
     assert "random 0.33, optimal 1.00" in capsys.readouterr().out
 
 
-def test_a_world_is_as_it_was_after_the_check():
-    """`outcomes` is counted while yardsticks are calculated."""
+def test_an_environment_is_as_it_was_after_the_check():
+    """While yardsticks are calculated, `outcomes` is another function, which counts."""
     env = envs.make("frozenlake")
     before = vars(env).copy()
     check_world.success_by_level(env, 3)
     assert "outcomes" not in vars(env) and before.items() <= vars(env).items()
-
-
-def test_a_file_that_ends_the_program_is_blamed(tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text("import sys\n\nsys.exit()\n")
-    with pytest.raises(envs.UserError, match="SystemExit in <module>, line 3"):
-        check(f"{mine}:Mine")

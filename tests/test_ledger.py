@@ -1,4 +1,7 @@
-"""The statistics behind figures/CLAIMS.md, against numbers of SciPy and of textbooks; and every row of the ledger."""
+"""The statistics behind figures/CLAIMS.md, against numbers of SciPy, textbooks and loops over logs.
+
+What the pages say is compared with the shipped runs: `says` finds a sentence that has a number.
+"""
 import itertools
 import math
 import re
@@ -11,17 +14,48 @@ import torch
 
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "figures"))
+FIGURES = ROOT / "figures"
+sys.path.insert(0, str(FIGURES))
 
-import critic
 import ledger
 import paper
 import plots
-import warnings_of_loss
+import unpack
+from research import critic, smollm2, warnings_of_loss
+
+CLAIMS = (FIGURES / "CLAIMS.md").read_text()
+TABLES = (FIGURES / "TABLES.md").read_text()
+SEARCH = (FIGURES / "research" / "SEARCH.md").read_text()
 
 
-# -------------------------------------------------------------------------------------- statistics
-@pytest.mark.parametrize("t, df, p", [  # scipy.stats.t.sf(t, df) * 2
+def says(page, *parts):
+    """Does a sentence of the page have all these parts? It may have other words, too."""
+    sentences = re.split(r"(?<=[.?!])[)*]*\s|\n", page)
+    found = any(all(part in sentence for part in parts) for sentence in sentences)
+    assert found, f"no sentence has {parts}"
+    return found
+
+
+def runs_of(setup, method, model="tiny", seeds=None):
+    args = paper.parse(["claims"])
+    args.folder, args.model, args.seeds = FIGURES / model, model, seeds
+    return paper.runs_of(setup, method, args)
+
+
+def in_brackets(low, high):
+    return f"[{low:.2f}, {high:.2f}]"
+
+
+# ------------------------------------------------------------------------------------------ links
+@pytest.mark.parametrize("page", sorted(FIGURES.rglob("*.md")), ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+# ------------------------------------------------------------------------------------- statistics
+# scipy.stats.t.sf(t, df) * 2
+@pytest.mark.parametrize("t, df, p", [
     (4.302652729749464, 2, 0.05), (2.7764451051977987, 4, 0.05), (2.2621571628540993, 9, 0.05),
     (1.0, 1, 0.5), (3.0, 4, 0.03994196807171)])
 def test_students_t(t, df, p):
@@ -32,11 +66,14 @@ def test_interval_of_a_mean():
     d = np.array([0.1, 0.2, 0.3])
     half = 4.302652729749464 * 0.1 / math.sqrt(3)
     assert ledger.interval([d]) == pytest.approx((0.2 - half, 0.2 + half), abs=1e-4)
-    assert ledger.interval([np.array([1.0])]) == (-math.inf, math.inf), "one seed tells nothing"
+    one_seed = [np.array([1.0])]
+    assert ledger.interval(one_seed) == (-math.inf, math.inf)
 
 
-@pytest.mark.parametrize("k, n, low, high", [  # scipy.stats.binomtest(k, n).proportion_ci(method="exact")
-    (7, 10, 0.34754715, 0.93326053), (10, 10, 0.69150289, 1.0), (0, 5, 0.0, 0.52182376), (3, 5, 0.14663280, 0.94725505)])
+# scipy.stats.binomtest(k, n).proportion_ci(method="exact")
+@pytest.mark.parametrize("k, n, low, high", [
+    (7, 10, 0.34754715, 0.93326053), (10, 10, 0.69150289, 1.0), (0, 5, 0.0, 0.52182376),
+    (3, 5, 0.14663280, 0.94725505)])
 def test_exact_interval(k, n, low, high):
     assert ledger.exact_interval(k, n) == pytest.approx((low, high), abs=1e-6)
 
@@ -48,26 +85,32 @@ def test_exact_test():  # of a coin
 
 
 def test_two_sided_test():
-    d = np.array([0.2, 0.4, 0.3, 0.5, 0.1])  # t = 0.3 / (0.1581 / sqrt 5) = 4.243; scipy.stats.ttest_1samp
+    # t = 0.3 / (0.1581 / sqrt 5) = 4.243; scipy.stats.ttest_1samp
+    d = np.array([0.2, 0.4, 0.3, 0.5, 0.1])
     assert ledger.p_value(0, [d]) == pytest.approx(0.013236, rel=1e-3)
-    assert ledger.p_value(0, [np.array([1.0, 1.0, 1.0])]) == 0.25, "all alike: three on one side"
+    all_alike = np.array([1.0, 1.0, 1.0])
+    assert ledger.p_value(0, [all_alike]) == 0.25
     assert ledger.p_value(0, [np.array([1.0])]) == 1
 
 
 def test_two_methods():  # scipy.stats.ttest_ind(ours, theirs, equal_var=False)
     ours, theirs = np.array([0.2, 0.4, 0.3, 0.5, 0.1]), np.array([0.0, 0.1, 0.05])
-    assert ledger.estimate([ours, theirs]) == pytest.approx((0.25, 0.0763763, 5.157895), rel=1e-3)
+    expected = (0.25, 0.0763763, 5.157895)
+    assert ledger.estimate([ours, theirs]) == pytest.approx(expected, rel=1e-3)
     assert ledger.p_value(0, [ours, theirs]) == pytest.approx(0.0211348, rel=1e-3)
     assert ledger.interval([ours, theirs]) == pytest.approx((0.0554626, 0.4445374), abs=1e-4)
-    assert ledger.p_value(0, [np.ones(3), np.zeros(3)]) == pytest.approx(2 / 20), "all alike: 2 of 20 divisions"
-    assert ledger.interval([ours, np.array([1.0])]) == (-math.inf, math.inf), "one seed tells nothing"
+    # If all are alike, 2 of the 20 divisions are as extreme.
+    assert ledger.p_value(0, [np.ones(3), np.zeros(3)]) == pytest.approx(2 / 20)
+    assert ledger.interval([ours, np.array([1.0])]) == (-math.inf, math.inf)
 
 
 def test_holm_by_hand():
     """Sorted 0.01 0.02 0.03 0.04, times 4 3 2 1, never falling: 0.04 0.06 0.06 0.06."""
-    assert ledger.holm([0.04, 0.01, 0.03, 0.02], [1, 1, 1, 1]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    expected = [0.06, 0.04, 0.06, 0.06]
+    assert ledger.holm([0.04, 0.01, 0.03, 0.02], [1, 1, 1, 1]) == pytest.approx(expected)
     assert ledger.holm([0.9, 0.8], [1, 1]) == pytest.approx([1.0, 1.0])
-    assert ledger.holm([0.01, 0.02], [3, 1]) == pytest.approx([0.04, 0.04]), "the first was looked at three times: 0.03"
+    # The first was looked at three times: 0.03.
+    assert ledger.holm([0.01, 0.02], [3, 1]) == pytest.approx([0.04, 0.04])
 
 
 @pytest.mark.parametrize("kind, d, bound, verdict", [
@@ -77,7 +120,9 @@ def test_holm_by_hand():
     ("same", [0.01, -0.01, 0.0, 0.005], 0.05, "no difference within 0.05"),
     ("same", [0.5, 0.51, 0.49, 0.5], 0.05, "a difference"),
     ("same", [0.1, -0.1, 0.0, 0.05], 0.05, "open"),
-    ("often", [1] * 10, 0.5, "holds"), ("often", [0] * 10, 0.5, "opposite here"), ("often", [0, 1] * 5, 0.5, "open")])
+    ("often", [1] * 10, 0.5, "holds"),
+    ("often", [0] * 10, 0.5, "opposite here"),
+    ("often", [0, 1] * 5, 0.5, "open")])
 def test_verdicts(kind, d, bound, verdict):
     d = np.array(d, float)
     claim = {"kind": kind, "bound": bound}
@@ -86,8 +131,8 @@ def test_verdicts(kind, d, bound, verdict):
 
 
 @pytest.mark.parametrize("center, verdict", [
-    (0.0, "no difference within 0.05"), (0.3, "holds"), (-0.3, "opposite here"), (0.06, "holds"), (0.049, "holds"),
-    (0.004, "no difference within 0.05")])
+    (0.0, "no difference within 0.05"), (0.3, "holds"), (-0.3, "opposite here"), (0.06, "holds"),
+    (0.049, "holds"), (0.004, "no difference within 0.05")])
 def test_a_margin_gives_a_third_answer(center, verdict):
     claim = {"kind": "more", "bound": 0, "margin": 0.05}
     d = center + 0.01 * np.array([1, -1, 0.5, -0.5, 0])
@@ -95,49 +140,89 @@ def test_a_margin_gives_a_third_answer(center, verdict):
 
 
 def test_no_answer_is_wrong_more_often_than_it_may():
-    """Two methods that do not differ, or differ by just the margin: a wrong answer comes in about 5% of 100 trials."""
+    """Two methods do not differ, or differ by just the margin. Then about 5% of 100 trials give a
+    wrong answer.
+    """
     claim = {"kind": "more", "bound": 0, "margin": 0.05}
     rng = np.random.default_rng(0)
     wrong_answers = {0.0: ("holds", "opposite here"), 0.05: ("opposite here", "no")}
     for truth, wrong in wrong_answers.items():
         said = 0
         for _ in range(100):
-            ours, theirs = truth + 0.03 * rng.standard_normal(5), 0.03 * rng.standard_normal(5)
+            ours = truth + 0.03 * rng.standard_normal(5)
+            theirs = 0.03 * rng.standard_normal(5)
             answer, p = ledger.judge(claim, [ours, theirs])
-            said += p < 0.05 and answer.split()[0] in wrong
+            said += p < 0.05 and answer.startswith(wrong)
         assert said <= 10, (truth, said)
 
 
 def test_seeds_needed_for_80_percent_power():
-    """Mean 0.1, spread 0.1 (so one seed is one spread from 0): the textbook's 2.8^2 = 7.84, rounded up."""
+    """Mean 0.1 and spread 0.1, so one seed is one spread from 0: 2.8^2 = 7.84, rounded up."""
     d = np.array([0.0, 0.1, 0.2])
     assert ledger.seeds_needed({"kind": "more", "bound": 0}, [d]) == "about 8 seeds"
-    near = np.array([0.0, 0.01, -0.01])  # nothing to show that it is more, but soon that it is within 0.05: 2.8^2 / 25
-    assert ledger.seeds_needed({"kind": "more", "bound": 0, "margin": 0.05}, [near]) == "about 4 seeds"
+    near = np.array([0.0, 0.01, -0.01])
     assert ledger.seeds_needed({"kind": "more", "bound": 0}, [near]) == "more than 1,000 seeds"
+    # That it is within 0.05 can be shown sooner: 2.8^2 / 25.
+    claim = {"kind": "more", "bound": 0, "margin": 0.05}
+    assert ledger.seeds_needed(claim, [near]) == "about 4 seeds"
 
 
-# -------------------------------------------------------------------------------------- measures
-def run(success, planned=None, **columns):
+def test_log_rank_by_hand():
+    """Lost after 2, after 4 and never; and after 1, 3 and 5. Among those left, ours are 3 of 6, 3
+    of 5, 2 of 4, 2 of 3 and 1 of 2.
+    """
+    excess = (0 - 1 / 2) + (1 - 3 / 5) + (0 - 1 / 2) + (1 - 2 / 3) + (0 - 1 / 2)
+    variance = 1 / 4 + 6 / 25 + 1 / 4 + 2 / 9 + 1 / 4
+    statistic, p = ledger.chi_square(np.array([2, 4, math.inf]), np.array([1, 3, 5]))
+    assert statistic == pytest.approx(excess ** 2 / variance)
+    assert p == pytest.approx(0.4862, abs=1e-4)
+    # Two of five are lost at once, and two of the five are ours: it is hypergeometric.
+    chances = [math.comb(2, k) * math.comb(3, 2 - k) / math.comb(5, 2) for k in range(3)]
+    mean = sum(k * chance for k, chance in enumerate(chances))
+    variance = sum((k - mean) ** 2 * chance for k, chance in enumerate(chances))
+    statistic, _ = ledger.chi_square(np.array([7, 7]), np.array([math.inf] * 3))
+    assert statistic == pytest.approx((2 - mean) ** 2 / variance)
+    nothing_is_lost = np.full(3, math.inf), np.full(4, math.inf)
+    assert ledger.chi_square(*nothing_is_lost) == (0, 1)
+
+
+def test_log_rank_finds_what_is_there_and_not_more():
+    rng = np.random.default_rng(0)
+    found = []
+    for scale in (1, 3):
+        ps = []
+        for _ in range(400):
+            times = [rng.exponential(longer, 20) for longer in (scale, 1)]
+            censored = [np.where(time > 2, math.inf, time) for time in times]
+            ps.append(ledger.chi_square(*censored)[1])
+        found.append(np.mean(np.array(ps) < 0.05))
+    assert found[0] < 0.09 and found[1] > 0.7
+
+
+# ---------------------------------------------------------------------------------------- measures
+def run(success, **columns):
     rows = [{"iteration": 0}]
     for i, value in enumerate(success, 1):
-        rows.append({"iteration": i, "success": value, **{name: y[i - 1] for name, y in columns.items()}})
-    return plots.Run({"online_k": 1, "env": "bandit", "iterations": planned or len(success)}, rows)
+        others = {name: y[i - 1] for name, y in columns.items()}
+        rows.append({"iteration": i, "success": value, **others})
+    return plots.Run({"online_k": 1, "env": "bandit", "iterations": len(success)}, rows)
 
 
 def collapsing(lost_at=60, n=100, first=0.3, last=0.0, spike=10.0, valid=0.0):
-    """Success rises from `first` to 1 in 30 iterations, holds, and is `last` from iteration lost_at on."""
+    """Success rises from `first` to 1 in 30 iterations, and is `last` from iteration lost_at on."""
     success = [min(1.0, first + i * (1 - first) / 30) for i in range(n)]
     success[lost_at - 1:] = [last] * (n - lost_at + 1)
     norms = [1.0 + 0.1 * (i % 3) for i in range(n)]
     norms[lost_at - 3] = spike
     share = [0.9] * (lost_at - 1) + [valid] * (n - lost_at + 1)
-    return run(success, grad_norm_max=norms, grad_norm=[1.0] * n, valid=share, reward_std=[0.4] * n, entropy=[0.5] * n, reward=success, kl=[0.0] * n)
+    return run(success, grad_norm_max=norms, grad_norm=[1.0] * n, valid=share,
+               reward_std=[0.4] * n, entropy=[0.5] * n, reward=success, kl=[0.0] * n)
 
 
 def test_means_of_neighbours():
     assert ledger.forward_means(np.array([1.0, 2, 6]), 2).tolist() == [1.5, 4.0]
-    assert ledger.forward_means(np.array([1.0, 2, 6]), 5).tolist() == [3.0], "a run that has just begun"
+    # A run that has just begun has one mean, of all.
+    assert ledger.forward_means(np.array([1.0, 2, 6]), 5).tolist() == [3.0]
 
 
 def test_the_whole_course():
@@ -159,7 +244,9 @@ def test_the_whole_course():
 
 
 def test_losses_are_counted_by_updates():
-    """Lost at iteration 60 of 100, after 59 x 30 updates but for a skipped iteration, and a run that is not lost."""
+    """One run is lost at iteration 60 of 100, after 58 iterations with 30 updates each and a
+    skipped one. Another run is not lost.
+    """
     lost, healthy = collapsing(lost_at=60), collapsing(lost_at=101)
     for each in (lost, healthy):
         for row in each.rows[1:]:
@@ -167,20 +254,26 @@ def test_losses_are_counted_by_updates():
     lost.rows[7]["updates"] = 0
     assert ledger.updates_until_lost(lost) == 58 * 30 == 1740
     assert ledger.updates_until_lost(healthy) == math.inf
-    low, high = ledger.exact_interval(1, 2)
-    assert ledger.lost_by_updates([lost, healthy], (1740, 1741, 3001)) == ["30", "0 of 2 [0.00, 0.84]", f"1 of 2 [{low:.2f}, {high:.2f}]", "-"]
+    one_of_two = f"1 of 2 {in_brackets(*ledger.exact_interval(1, 2))}"
+    found = ledger.lost_by_updates([lost, healthy], (1740, 1741, 3001))
+    assert found == ["30", "0 of 2 [0.00, 0.84]", one_of_two, "-"]
 
 
 def test_alarms_look_back_and_are_the_same_for_lost_and_for_healthy_runs():
-    """Entropy leaves its range at iteration 54, a gradient is ten times the median at 58."""
+    """Entropy leaves its range at iteration 54, and a gradient norm is ten times the median at 58.
+    """
     fallen, healthy = collapsing(lost_at=60), collapsing(lost_at=101, spike=1.0)
     for row in fallen.rows[54:]:
         row["entropy"] = 0.1
     entropy = warnings_of_loss.alarms(fallen, "entropy")
-    assert min(entropy) == 21 and [i for i, alarm in entropy.items() if alarm] == [54], "later it is within its last range"
-    assert [i for i, alarm in warnings_of_loss.alarms(fallen, "grad_norm_max").items() if alarm] == [58]
+    assert min(entropy) == 21
+    # Later it is within the range that it had last.
+    assert [i for i, alarm in entropy.items() if alarm] == [54]
+    gradient = warnings_of_loss.alarms(fallen, "grad_norm_max")
+    assert [i for i, alarm in gradient.items() if alarm] == [58]
     counted = warnings_of_loss.cases(fallen, "entropy")
-    assert len(counted) == 59 - 20 and counted[:, 1].sum() == 10, "the ten iterations before the loss"
+    # The ten iterations before the loss are "soon".
+    assert len(counted) == 59 - 20 and counted[:, 1].sum() == 10
     assert len(warnings_of_loss.cases(healthy, "entropy")) == 90 - 20
     both = np.concatenate([counted, warnings_of_loss.cases(healthy, "entropy")])
     assert warnings_of_loss.chances(both) == [1.0, pytest.approx(9 / 108)]
@@ -193,7 +286,6 @@ def test_simple_measures():
         assert ledger.MEASURES[name](short, "success") == pytest.approx(value), name
 
 
-# -------------------------------------------------------------------------------------- every row can come out either way
 def invented(measure, metric, value):
     """A run of which this measure is `value`, as nearly as the measure can tell."""
     if measure in ("trapped", "lost"):
@@ -217,73 +309,107 @@ def invented(measure, metric, value):
     return ledger.Run(config, rows)
 
 
-def test_log_rank_by_hand():
-    """Lost after 2 and 4 and not; and after 1, 3, 5. Among those left, ours are 3 of 6, 3 of 5, 2 of 4, 2 of 3, 1 of 2."""
-    excess = (0 - 1 / 2) + (1 - 3 / 5) + (0 - 1 / 2) + (1 - 2 / 3) + (0 - 1 / 2)
-    variance = 1 / 4 + 6 / 25 + 1 / 4 + 2 / 9 + 1 / 4
-    statistic, p = ledger.chi_square(np.array([2, 4, math.inf]), np.array([1, 3, 5]))
-    assert statistic == pytest.approx(excess ** 2 / variance) and p == pytest.approx(0.4862, abs=1e-4)
-    # two of five at once, two of the five are ours: the number among them is hypergeometric
-    chances = [math.comb(2, k) * math.comb(3, 2 - k) / math.comb(5, 2) for k in range(3)]
-    mean = sum(k * chance for k, chance in enumerate(chances))
-    variance = sum((k - mean) ** 2 * chance for k, chance in enumerate(chances))
-    statistic, _ = ledger.chi_square(np.array([7, 7]), np.array([math.inf] * 3))
-    assert statistic == pytest.approx((2 - mean) ** 2 / variance)
-    assert ledger.chi_square(np.full(3, math.inf), np.full(4, math.inf)) == (0, 1), "nothing is lost"
+# ------------------------------------------------------------------------------------ shipped runs
+def test_old_and_new_names_of_a_setting_are_read():
+    """Shipped runs say update_size. New ones say minibatch_size."""
+    shipped = runs_of("trap", "PPO")[0]
+    new = ledger.Run({"minibatch_size": 8}, [{"iteration": 0}])
+    assert shipped.config["minibatch_size"] == new.config["minibatch_size"] == 8
+    assert "update_size" not in shipped.config
 
 
-def test_log_rank_finds_what_is_there_and_not_more():
-    rng = np.random.default_rng(0)
-    found = []
-    for scale in (1, 3):
-        ps = []
-        for _ in range(400):
-            times = [rng.exponential(longer, 20) for longer in (scale, 1)]
-            ps.append(ledger.chi_square(*(np.where(time > 2, math.inf, time) for time in times))[1])
-        found.append(np.mean(np.array(ps) < 0.05))
-    assert found[0] < 0.09 and found[1] > 0.7
+def test_shipped_runs_become_folders_that_plots_draws(tmp_path, monkeypatch, capsys):
+    """The two pictures of README, from runs that are written out."""
+    monkeypatch.chdir(tmp_path)
+    unpack.main(["trap-PPO-seed9", "trap-long-StarPO-S-seed9"])
+    unpack.main(["sokoban-elsewhere-StarPO-S-seed?", "sokoban-elsewhere-k-*"])
+    folders = capsys.readouterr().out.split()
+    assert len(folders) == 2 + 4 + 3 + 3 + 3
+    runs = {folder: plots.load(folder) for folder in folders}
+    assert runs[folders[0]].config["seed"] == 9
+    assert plots.peak_and_collapse(runs[folders[0]]) == (17, 164)
+    assert runs[folders[2]].yardsticks["sokoban"] == [pytest.approx(0.2232, abs=1e-4), 1.0]
+    for folder in folders[2:]:
+        updates, success = plots.evaluations(runs[folder], "sokoban")
+        assert updates == list(range(0, 101, 10))
+        assert success[0] == pytest.approx(0.43, abs=0.005) and success[-1] > 0.8
+    plots.collapse({folder: runs[folder] for folder in folders[:2]}, "collapse.png")
+    plots.online_k({folder: runs[folder] for folder in folders[2:]}, "online-k.png")
+    for name in ("collapse.png", "online-k.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_a_run_that_is_not_shipped_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="nothing-of-that-name"):
+        unpack.main(["nothing-of-that-name"])
+
+
+def winners(method_runs):
+    return list(filter(ledger.has_won, method_runs))
+
+
+def equal_runs():  # -> {method: its 20 runs}
+    return {method: runs_of(setup, method) for setup, method in paper.pairs_of("equal")}
 
 
 def test_what_the_page_says_of_equal_updates():
-    """Counts and means by loops over the log's rows; the differences' intervals by scipy's formula (Welch), in test_two_methods."""
-    args = paper.parse(["equal"])
-    args.folder = ROOT / "figures/tiny"
+    """Counts and means by loops over the rows of the log. (Welch's interval: see test_two_methods.)
+    """
     lost, held = {}, {}
-    for world, method in paper.pairs_of("equal"):
+    for method, runs in equal_runs().items():
         held[method] = []
-        for run in paper.runs_of(world, method, args):
+        for run in runs:
             success = [row["success"] for row in run.rows if row["iteration"]]
             fives = [np.mean(success[i:i + 5]) for i in range(len(success) - 4)]
             if max(fives) < 0.9:
-                continue  # never won
+                continue  # it never won
             _, lost_at = plots.peak_and_collapse(run)
             made = sum(row["updates"] for row in run.rows[1:lost_at])
             held[method].append(6400 if lost_at is None else made)
-            assert lost_at is not None or len(success) in (400, 1600), "not lost: it was trained to the end"
+            # A run that is not lost was trained to the end.
+            assert lost_at is not None or len(success) in (400, 1600)
         lost[method] = f"{sum(x < 6400 for x in held[method])} of {len(held[method])}"
     assert list(lost.values()) == ["14 of 18", "16 of 20", "16 of 20", "15 of 16"]
+    says(CLAIMS, "StarPO-S", "equally many updates", "16 of 20")
+    says(CLAIMS, "random quarter", "15 of 16")
+    says(CLAIMS, "14 of 18", "PPO")
     ppo, of_32, ours, _ = map(np.array, held.values())
-    (low, high), (low_32, high_32) = ledger.interval([ours, ppo]), ledger.interval([of_32, ppo])
-    runs = {method: list(filter(ledger.has_won, paper.runs_of(world, method, args))) for world, method in paper.pairs_of("equal")}
-    p = ledger.log_rank(runs["StarPO-S, plain"], runs["PPO, plain"])
-    said = (f"StarPO-S loses 16 of 20, and lasts {ours.mean() - ppo.mean():.0f} [{low:.0f}, {high:.0f}] updates longer than PPO "
-            f"(log-rank p {p:.2f}); *StarPO-S of 32* 16 of 20, {of_32.mean() - ppo.mean():.0f} [{low_32:.0f}, {high_32:.0f}] longer; "
-            "a random quarter loses 15 of 16. All *open*")
-    assert said in (ROOT / "figures/CLAIMS.md").read_text()
+    for samples in ([ours, ppo], [of_32, ppo]):
+        low, high = ledger.interval(samples)
+        says(CLAIMS, f"{ledger.mean_of(samples):.0f} [{low:.0f}, {high:.0f}] updates longer")
+    runs = equal_runs()
+    p = ledger.log_rank(winners(runs["StarPO-S, plain"]), winners(runs["PPO, plain"]))
+    says(CLAIMS, f"log-rank p {p:.2f}")
+    low, high = ledger.interval([ours, ppo])
     assert high < 1600 < -low, "no difference would need both within"
-    early = [sum(ledger.held(plots.Run(run.config | {"iterations": 400}, run.rows[:401]), None) < 1 for run in runs[method])
-             for method in ("StarPO-S, plain", "random quarter")]
+
+
+def test_what_the_pages_say_of_the_first_400_iterations_and_of_ends():
+    runs = {method: winners(found) for method, found in equal_runs().items()}
+    early = []
+    for method in ("StarPO-S, plain", "random quarter"):
+        first = [plots.Run(run.config | {"iterations": 400}, run.rows[:401])
+                 for run in runs[method]]
+        early.append(sum(ledger.held(run, None) < 1 for run in first))
     assert early == [5, 3]
-    assert "StarPO-S loses 5 of 20 fresh ones (a look not planned)" in (ROOT / "figures/CLAIMS.md").read_text()
-    dead = {method: [run.config["seed"] for run in some if not ledger.lost(run, None) and ledger.end(run, "eval bandit") == 0]
-            for method, some in runs.items()}
-    assert list(dead.values()) == [[74], [], [67, 77], []]
-    assert "(StarPO-S's 67 and 77, PPO's 74 end at 0.00)" in (ROOT / "figures/TABLES.md").read_text()
-    power, after_holm = (math.exp(math.sqrt(4 * (z + 0.8416) ** 2 / 30)) for z in (1.96, 2.394))  # Schoenfeld's formula
-    assert f"about {power:.1f} ({after_holm:.1f} after Holm)" in (ROOT / "figures/TABLES.md").read_text()
+    says(CLAIMS, "StarPO-S", "5 of 20")
+    says(CLAIMS, "random quarter", "3 of 16", "7 of all 20")
+    assert ledger.lost_in_iterations(equal_runs()["random quarter"]).startswith("7 of 20 ")
+    dead = []
+    for found in runs.values():
+        dead.append([run.config["seed"] for run in found
+                     if not ledger.lost(run, None) and ledger.end(run, "eval bandit") == 0])
+    assert dead == [[74], [], [67, 77], []]
+    says(TABLES, "StarPO-S's 67 and 77", "PPO's 74", "0.00")
+    # Schoenfeld's formula
+    for z, name in ((1.96, "hazard ratio"), (2.394, "Holm")):
+        ratio = math.exp(math.sqrt(4 * (z + 0.8416) ** 2 / 30))
+        says(TABLES, f"{ratio:.1f}", name)
 
 
-def first_collapse(run):  # -> number of its iteration, after a mean of five of 0.9; not only after the best one
+def first_collapse(run):
+    """The iteration of the first collapse after a mean of five of 0.9, not only after the best."""
     iterations, success = run.series("success")
     for i in range(5, len(success) + 1):
         means = ledger.forward_means(success[:i], 5)
@@ -295,147 +421,168 @@ def first_collapse(run):  # -> number of its iteration, after a mean of five of 
 
 
 def test_what_the_page_says_of_other_ways_to_count():
-    """None was planned: the first collapse instead of that after the best iterations; all runs; episodes played."""
-    args = paper.parse(["equal"])
-    args.folder = ROOT / "figures/tiny"
-    page = (ROOT / "figures/TABLES.md").read_text()
-    runs = {method: paper.runs_of(world, method, args) for world, method in paper.pairs_of("equal")}
-    held, early = {}, {}
+    """None was planned: the first collapse instead of that after the best iterations; all runs;
+    episodes played.
+    """
+    runs = equal_runs()
+    held, early = [], []
     for method in ("StarPO-S, plain", "random quarter"):
-        first = [(run, first_collapse(run)) for run in filter(ledger.has_won, runs[method])]
-        early[method] = sum(collapsed <= 400 for _, collapsed in first)
-        held[method] = np.array([min(6400, sum(row["updates"] for row in run.rows[1:] if row["iteration"] < collapsed))
-                                 for run, collapsed in first])
-    low, high = ledger.interval(list(held.values()))
-    longer = ledger.mean_of(list(held.values()))
-    assert list(early.values()) == [5, 4] and "the random quarter would have 4 of 16 in 400 iterations" in page
-    assert f"StarPO-S last {longer:.0f} [{low:.0f}, {high:.0f}] updates longer than it." in page
+        first = [(run, first_collapse(run)) for run in winners(runs[method])]
+        early.append(sum(collapsed <= 400 for _, collapsed in first))
+        updates = []
+        for run, collapsed in first:
+            made = sum(row["updates"] for row in run.rows[1:] if row["iteration"] < collapsed)
+            updates.append(min(6400, made))
+        held.append(np.array(updates))
+    assert early == [5, 4]
+    says(TABLES, "random quarter", "4 of 16 in 400 iterations")
+    low, high = ledger.interval(held)
+    says(TABLES, f"{ledger.mean_of(held):.0f} [{low:.0f}, {high:.0f}] updates longer")
 
     of_all = [ledger.updates_held(runs[method]) for method in ("StarPO-S of 32", "PPO, plain")]
     low, high = ledger.interval(of_all)
-    assert f"*of 32* lasts {ledger.mean_of(of_all):.0f} [{low:.0f}, {high:.0f}] longer than PPO (uncorrected)" in page
-    for world, method in paper.pairs_of("equal"):
-        cfg = runs[method][0].config
+    says(TABLES, f"{ledger.mean_of(of_all):.0f} [{low:.0f}, {high:.0f}]", "longer than PPO")
+    for method, found in runs.items():
+        cfg = found[0].config
         episodes = cfg["prompts"] * cfg["rollouts"] * cfg["iterations"]
         assert episodes == (204_800 if "StarPO-S" in method else 51_200)
+    says(TABLES, "51,200 episodes", "204,800")
+
+
+# ------------------------------------------------------------------------------------- SEARCH.md
+def searched():  # -> {name: Run}
+    return paper.unpack(FIGURES / "research" / "search.jsonl.bz2")
 
 
 def test_the_search_uses_todays_rule():
-    """Seed, places of success and length name the run; what was seen is what plots.peak_and_collapse says."""
+    """Seed, six places of success and of valid turns, and length name the run. What happened is
+    what plots.peak_and_collapse says.
+    """
     runs = {}
-    for run in paper.unpack(ROOT / "figures/search.jsonl.bz2").values():
-        _, success = run.series("success")
-        six = " ".join(f"{x:.2f}" for x in success[np.linspace(0, len(success) - 1, 6).astype(int)])
-        valid = " ".join(f"{x:.2f}" for x in run.series("valid")[1][np.linspace(0, len(success) - 1, 6).astype(int)])
-        runs[str(run.config["seed"]), six, valid, str(len(success))] = run
-    rows = re.findall(r"^\| \w[^|]* \| (\d+) \| ([^|]+) \| ([^|]+) \| (\d+) \| ([^|]+) \|$", (ROOT / "figures/SEARCH.md").read_text(), re.M)
+    for run in searched().values():
+        key = [str(run.config["seed"])]
+        for column in ("success", "valid"):
+            _, y = run.series(column)
+            places = np.linspace(0, len(y) - 1, 6).astype(int)
+            key.append(" ".join(f"{x:.2f}" for x in y[places]))
+        runs[*key, str(len(y))] = run
+    row = r"^\| \w[^|]* \| (\d+) \| ([^|]+) \| ([^|]+) \| (\d+) \| ([^|]+) \|$"
+    rows = re.findall(row, SEARCH, re.M)
     assert len(rows) == len(runs) == 43
-    for *which, seen in rows:
+    for *which, happened in rows:
         _, lost_at = plots.peak_and_collapse(runs[tuple(which)])
-        said = re.search(r"lost at (\d+|once)", seen)
-        assert (said[1] if said else None) in ((None,) if lost_at is None else (str(lost_at), "once" if lost_at <= 2 else None)), which
+        said = re.search(r"lost at (\d+|once)", happened)
+        if lost_at is None:
+            assert said is None, which
+        else:
+            assert said[1] == str(lost_at) or (said[1] == "once" and lost_at <= 2), which
 
 
 def test_what_the_search_taught():
-    page = (ROOT / "figures/SEARCH.md").read_text()
-    with_16_updates, first, lost, gentle = [], [], [], []  # gentle: at most 3e-3
+    gentle, first, lost = [], [], []
     spiky, all_runs = {True: 0, False: 0}, {True: 0, False: 0}  # lost or not
-    for name, run in paper.unpack(ROOT / "figures/search.jsonl.bz2").items():
+    for name, run in searched().items():
+        cfg = run.config
         iterations, success = run.series("success")
         _, lost_at = plots.peak_and_collapse(run)
-        ppo = name.startswith(("ppo-", "bandit-ppo-")) and run.config["env"] == "bandit"
-        if ppo and run.config["update_size"] == 32 and run.config["epochs"] == 1 and run.config["lr"] <= 3e-3:
+        is_ppo = name.startswith(("ppo-", "bandit-ppo-")) and cfg["env"] == "bandit"
+        one_epoch = cfg["minibatch_size"] == 32 and cfg["epochs"] == 1
+        if is_ppo and one_epoch and cfg["lr"] <= 3e-3:
             gentle.append(lost_at)
+        # These make 16 updates an iteration.
         if name.startswith(("bandit-ppo-2e3-E8-1", "bandit-ppo-2e3-ep4-1")):
-            with_16_updates.append(success)
             first.append(int(iterations[success >= 0.9][0]))
             lost.append(lost_at)
+            if lost_at is not None:  # from one iteration to the next
+                assert success[int(lost_at) - 2] > 0.9 > 0.1 > success[int(lost_at) - 1]
         _, gradient = run.series("grad_norm")
         all_runs[lost_at is not None] += 1
         spiky[lost_at is not None] += gradient.max() > 20 * np.median(gradient[gradient > 0])
     assert len(gentle) == 3 and not any(gentle)
-    assert "not lost in 250 iterations at up to 7.5 times the default rate (3e-3; three runs)" in page
-    assert len(lost) == 7 and sum(at is not None for at in lost) == 2 and "lost within 250 in two of seven runs" in page
-    assert f"reaches 0.9 after {min(first)} to {max(first)} iterations" in page
-    for success, at in zip(with_16_updates, lost):
-        assert at is None or success[int(at) - 2] > 0.9 > 0.1 > success[int(at) - 1], "from one iteration to the next"
-    assert (f"In {spiky[False]} of the {all_runs[False]} runs without a loss, and in {spiky[True]} of the {all_runs[True]} with "
-            "one") in page
+    says(SEARCH, "250 iterations", "7.5 times the default rate", "three runs")
+    assert len(lost) == 7 and sum(at is not None for at in lost) == 2
+    says(SEARCH, "two of seven runs")
+    says(SEARCH, f"reaches 0.9 after {min(first)} to {max(first)} iterations")
+    says(SEARCH, f"In {spiky[False]} of the {all_runs[False]} runs without a loss",
+         f"{spiky[True]} of the {all_runs[True]} with one")
 
 
+# ---------------------------------------------------------------------- CLAIMS.md, TABLES.md: trap
 def test_lost_runs_made_to_learn_on_stay_lost():
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
     further = []
-    for run in paper.runs_of("trap", "PPO, never ended", args):
+    for run in runs_of("trap", "PPO, never ended"):
         _, success = run.series("success")
         _, lost_at = plots.peak_and_collapse(run)
         if lost_at is not None:
             assert success[int(lost_at) - 1:].max() < 0.23
             further.append(len(success) - int(lost_at))
     assert len(further) == 4
-    page = (ROOT / "figures/TABLES.md").read_text()
-    assert (f"Four lost runs, made to learn from equal returns, never exceeded 0.23 in {min(further)} to {max(further)} more "
-            "iterations") in page
+    says(TABLES, "0.23", f"{min(further)} to {max(further)} more iterations")
 
 
 def test_an_ended_run_may_have_come_back():
-    """Seed 2 had nothing to compare for a while; made to learn from that, it stayed lost; else it came back."""
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    iterations, success = paper.runs_of("trap", "PPO", args)[2].series("success")
-    assert iterations[126] == 127 and success[125] > 0.5 and (success[126:132] < 0.5).all() and success[132:].max() > 0.99
-    assert "where it was skipped, seed 2 came back after six." in (ROOT / "figures/TABLES.md").read_text()
+    """Seed 2 had nothing to compare for six iterations. Made to learn from that, it stayed lost;
+    else it came back.
+    """
+    iterations, success = runs_of("trap", "PPO")[2].series("success")
+    assert iterations[126] == 127
+    assert success[125] > 0.5 and (success[126:132] < 0.5).all() and success[132:].max() > 0.99
+    says(TABLES, "seed 2 came back after six")
+
+
+def fisher(table):
+    """Fisher's exact test, two-sided, of [[lost, all], [lost, all]]."""
+    (lost, n), (others_lost, others) = table
+
+    def chance(k):  # that k of the lost runs are among the first n
+        all_lost = lost + others_lost
+        ways = math.comb(all_lost, k) * math.comb(n + others - all_lost, n - k)
+        return ways / math.comb(n + others, n)
+    return sum(chance(k) for k in range(n + 1) if chance(k) <= chance(lost) * (1 + 1e-9))
 
 
 def test_what_the_page_says_of_adams_memory():
-    """Lost with beta2 0.9 and with the default; and Fisher's exact test of these counts, by hand."""
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    lost, runs = [], []
-    for method in ("PPO, Adam beta2 0.9", "PPO"):
-        found = paper.runs_of("trap", method, args)
-        runs.append(len(found))
-        lost.append(int(sum(ledger.lost(run, None) for run in found)))
-    assert (lost, runs) == ([1, 11], [10, 13])
-
-    def fisher(others):  # 1 of 10, and how many of `others`
-        n, k = others
-
-        def chance(i):  # that of the lost runs so many are among the first ten
-            return math.comb(10, i) * math.comb(n, 1 + k - i) / math.comb(10 + n, 1 + k)
-        return sum(chance(i) for i in range(11) if i <= 1 + k and chance(i) <= chance(1) * (1 + 1e-9))
-    without = [ledger.lost(run, None) for run in found[:10]]
-    assert sum(without) == 8 and (f"By Fisher's test, chosen after the counts were seen, p is {fisher((13, 11)):.4f} "
-                                  f"({fisher((10, 8)):.3f} without the seeds 10 to 12);") in (ROOT / "figures/CLAIMS.md").read_text()
+    lost = [ledger.lost(run, None) for run in runs_of("trap", "PPO, Adam beta2 0.9")]
+    default = [ledger.lost(run, None) for run in runs_of("trap", "PPO")]
+    assert (sum(lost), len(lost)) == (1, 10)
+    assert (sum(default), len(default)) == (11, 13)
+    assert sum(default[:10]) == 8
+    says(CLAIMS, "one of ten runs with beta2 = 0.9", "11 of 13")
+    p, without = fisher([(1, 10), (11, 13)]), fisher([(1, 10), (8, 10)])
+    says(CLAIMS, "Fisher", f"p {p:.4f}", f"{without:.3f} without the seeds 10 to 12")
+    says(CLAIMS, "Without them", "8 of 10 are lost")
 
 
 def test_what_the_page_says_of_the_usual_rate():
-    """The trap's updates at the default rate: none of ten is lost; Fisher's exact test of 0 of 10 and 16 of 20, by hand."""
-    args = paper.parse(["updates-rate"])
-    args.folder = ROOT / "figures/tiny"
-    runs = paper.runs_of("trap, usual rate", "PPO, plain", args)
-    trap = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
-    changed = {name for name in runs[0].config if runs[0].config[name] != trap[0].config.get(name)} - {"eval_every", "yardsticks"}
-    assert changed == {"lr"} and runs[0].config["update_size"] == 8
-    assert (runs[0].config["lr"], trap[0].config["lr"]) == (4e-4, 2e-3)
+    """The trap's updates at the default rate: none of ten is lost."""
+    runs = runs_of("trap, usual rate", "PPO, plain")
+    trap = runs_of("trap, fresh seeds", "PPO, plain")
+    usual, high = runs[0].config, trap[0].config
+    changed = {name for name in usual if usual[name] != high.get(name)}
+    assert changed - {"eval_every", "yardsticks"} == {"lr"} and usual["minibatch_size"] == 8
+    assert (usual["lr"], high["lr"]) == (4e-4, 5 * 4e-4)
+    assert len(runs) == 10
     for run in runs:
-        assert ledger.has_won(run) and not ledger.lost(run, None) and sum(row.get("updates", 0) for row in run.rows) > 6000
-    assert len(runs) == 10 and sum(ledger.lost(run, None) for run in trap) == 16
-
-    def chance(k):  # that k of the 16 lost runs are among these ten
-        return math.comb(16, k) * math.comb(14, 10 - k) / math.comb(30, 10)
-    p = sum(chance(k) for k in range(11) if chance(k) <= chance(0) * (1 + 1e-9))
-    page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
-    assert f"Fisher's p {p:.5f})" in page and f"Found: p {p:.5f}." in page
-    assert all(run.config["lr"] == 4e-4 for run in runs)
-    assert trap[0].config["lr"] == 5 * 4e-4
-    for said in "4e-4, none of ten runs collapses in 6,400 updates", "At five times that rate most winning runs collapse;":
-        assert said in (ROOT / "README.md").read_text()
+        assert ledger.has_won(run) and not ledger.lost(run, None)
+        assert sum(row.get("updates", 0) for row in run.rows) > 6000
+    assert sum(ledger.lost(run, None) for run in trap) == 16
+    p = fisher([(0, 10), (16, 20)])
+    says(CLAIMS, f"Fisher's p is {p:.5f}")
+    says(TABLES, f"p is {p:.5f}")
+    says(CLAIMS, "At the rate of the trap 16 of 20")
     different = [100 * run.series("distinct")[1][-100:].mean() for run in runs]
-    assert f"{min(different):.0f} to {max(different):.0f} of 100 are different" in page
+    says(TABLES, f"{min(different):.0f} to {max(different):.0f} of 100 are different")
     assert max(different) < 15
-    assert "(at the default rate, too, without harm)" in (ROOT / "README.md").read_text()
+
+
+def test_no_run_at_the_default_rate_is_lost():
+    """Of all that are shipped. Those of the trap have a higher rate."""
+    runs = []
+    for model in ("tiny", "tiny-b", "tiny-c"):
+        runs += unpack.shipped(FIGURES / model).values()
+    usual = [run for run in runs if run.config["lr"] == 4e-4]
+    assert not any(ledger.lost(run, None) for run in usual)
+    says(CLAIMS, f"none of {len(usual)} runs collapses")
 
 
 def came_back(run):
@@ -446,203 +593,309 @@ def came_back(run):
     return ledger.forward_means(success[iterations >= lost_at] > 0.5, 10).max() > 0.99
 
 
-def test_what_the_page_says_of_fresh_seeds_and_of_other_models():
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
-    fresh = paper.runs_of("trap, fresh seeds", "PPO, plain", args)
-    never, back = {}, {}
-    for world, method in paper.pairs_of("equal"):
-        runs = dict(enumerate(paper.runs_of(world, method, args), 60))
-        never[method] = [seed for seed, run in runs.items() if not ledger.has_won(run) and ledger.lost(run, None)]
-        back[method] = [seed for seed, run in runs.items() if came_back(run)]
-    assert list(never.values()) == [[66, 71], [], [], [61, 72, 73, 74]]
-    assert list(back.values()) == [[64, 72], [], [79], [70]]
-    assert "PPO's seeds 10, 66 and 71, GRPO's 1 and 4, *no KL*'s 4, the random quarter's 0, 1, 61 and 72 to 74, tiny-c's 0." in page
-    never, back, of_winners = [], [], []
-    for name in ("tiny-b", "tiny-c"):
-        other = paper.parse(["starts"])
-        other.folder, other.model, other.seeds = ROOT / "figures" / name, name, 3
-        of_winners += [ledger.lost(run, None) for run in paper.runs_of("trap", "PPO", other) if ledger.has_won(run)]
-        for method in ("PPO", "StarPO-S"):
-            for seed, run in enumerate(paper.runs_of("trap", method, other)):
-                if ledger.lost(run, None) and not ledger.has_won(run):
-                    never.append((name, method, seed))
-                if came_back(run):
-                    back.append((name, method, seed))
-    assert never == [("tiny-c", "PPO", 0)] and back == [("tiny-b", "StarPO-S", 2)]
-    assert f"with two other cold starts {sum(of_winners):.0f} of {len(of_winners)} winning PPO runs are lost." in page
-    all_of_ppo = [ledger.lost(run, None) for run in paper.runs_of("trap", "PPO", args) + fresh]
-    k, n = int(sum(all_of_ppo)), len(all_of_ppo)
-    low, high = ledger.exact_interval(k, n)
-    assert f"PPO loses {k} of {n} [{low:.2f}, {high:.2f}]" in page
-
-    last = fresh[18].rows[-1]
-    assert ledger.lost(fresh[18], None) and f"{100 * last['distinct']:.0f} of 100 at the end of PPO's seed 78" in page
-    first = paper.runs_of("trap", "PPO", args)[:10]
-    assert sum(ledger.lost(run, None) for run in first) == 8 and "(without them 8 of 10 are lost)" in page
-    counts = []
-    for runs in (paper.runs_of("trap", "PPO", args), fresh):
-        won = list(filter(ledger.has_won, runs))
-        counts.append(f"{sum(ledger.lost(run, None) for run in won):.0f} of {len(won)}")
-    assert "of PPO's runs that had won {} are lost, {} with fresh seeds.".format(*counts) in page
+def never_won_but_lost(runs):  # -> seeds
+    return [run.config["seed"] for run in runs
+            if ledger.lost(run, None) and not ledger.has_won(run)]
 
 
-def test_what_the_page_says_of_truth_on_sokoban_and_of_lengths():
-    """Pay changes neither truth nor success there; single thoughts grow while episodes shorten."""
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    paid, plain = (paper.runs_of("sokoban", method, args) for method in ("truth rewarded", "PPO"))
-    assert len(paid) == 5
-    for measure, metric in ((ledger.mean, "true_claims"), (ledger.end, "eval sokoban")):
-        low, high = ledger.interval([np.array([measure(run, metric) for run in runs]) for runs in (paid, plain)])
-        assert low < 0 < high and high - low < 0.05
-    for world in ("sokoban", "gentle lake"):
-        runs = paper.runs_of(world, "PPO", args)
-        thoughts, episodes = ([ledger.fall(run, metric) for run in runs] for metric in ("think_length", "response_length"))
-        assert max(thoughts) < 0 < min(episodes), "a fall is positive"
+def seeds_that_came_back(runs):
+    return [run.config["seed"] for run in runs if came_back(run)]
 
 
 def test_what_the_page_says_of_single_runs():
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
+    """Runs that were lost without having won, and lost runs that came back."""
     never, back = [], []
-    of_trap = [("trap", method) for method in ("PPO", "no KL", "clip-higher", "StarPO-S", "GRPO", "random quarter", "StarPO-S of 32")]
-    for world, method in (*of_trap, ("trap, long", "keep 25%")):
-        for seed, found in enumerate(paper.runs_of(world, method, args)):
-            if ledger.lost(found, None) and not ledger.has_won(found):
-                never.append((method, seed))
-            if came_back(found):
-                back.append((method, seed))
-    assert never == [("PPO", 10), ("no KL", 4), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0), ("random quarter", 1)]
-    assert back == [("no KL", 2), ("StarPO-S", 7), ("keep 25%", 4)]
-    assert ("PPO's 64 and 72, StarPO-S's 7 and 79, *no KL*'s 2, *keep 25%*'s 4 (long trap), the random quarter's 70, tiny-b's "
-            "StarPO-S 2;") in page
+    pairs = [("trap", method) for method in (
+        "PPO", "no KL", "clip-higher", "StarPO-S", "GRPO", "random quarter", "StarPO-S of 32")]
+    pairs += [("trap, long", "keep 25%"), *paper.pairs_of("equal")]
+    for setup, method in pairs:
+        runs = runs_of(setup, method)
+        never += [(method, seed) for seed in never_won_but_lost(runs)]
+        back += [(method, seed) for seed in seeds_that_came_back(runs)]
+    for model in ("tiny-b", "tiny-c"):
+        for method in ("PPO", "StarPO-S"):
+            runs = runs_of("trap", method, model, seeds=3)
+            never += [(f"{model} {method}", seed) for seed in never_won_but_lost(runs)]
+            back += [(f"{model} {method}", seed) for seed in seeds_that_came_back(runs)]
+    assert never == [
+        ("PPO", 10), ("no KL", 4), ("GRPO", 1), ("GRPO", 4), ("random quarter", 0),
+        ("random quarter", 1), ("PPO, plain", 66), ("PPO, plain", 71), ("random quarter", 61),
+        ("random quarter", 72), ("random quarter", 73), ("random quarter", 74),
+        ("tiny-c PPO", 0)]
+    says(TABLES, "PPO's seeds 10, 66 and 71", "GRPO's 1 and 4", "*no KL*'s 4",
+         "the random quarter's 0, 1, 61 and 72 to 74", "tiny-c's 0")
+    assert back == [
+        ("no KL", 2), ("StarPO-S", 7), ("keep 25%", 4), ("PPO, plain", 64), ("PPO, plain", 72),
+        ("StarPO-S, plain", 79), ("random quarter", 70), ("tiny-b StarPO-S", 2)]
+    says(TABLES, "PPO's seeds 64 and 72", "StarPO-S's 7 and 79", "*no KL*'s 2", "*keep 25%*'s 4",
+         "the random quarter's 70", "tiny-b's StarPO-S 2")
 
-    six, one = (np.array([ledger.end(found, "eval sokoban") for found in paper.runs_of("sokoban", method, args)])
-                for method in ("6 actions", "1 action"))
-    low, high = ledger.interval([six, one])
-    assert f"{six.mean() - one.mean():.2f} [{low:.2f}, {high:.2f}]" in page
-    lengths = [ledger.end(found, "think_length") for found in paper.runs_of("gentle lake", "truth rewarded", args)]
-    assert sum(length >= 18 for length in lengths) == 5 and "in five of 25 seeds" in page
 
-    filtered, ppo = ([ledger.held(found, None) for found in paper.runs_of("trap", method, args)] for method in ("keep 25%", "PPO"))
-    assert ledger.p_value(0, [np.array(filtered), np.array(ppo)]) < 0.02, "no spread in one arm: not Welch's"
-    values = np.array(filtered + ppo)
-    seen = np.mean(filtered) - np.mean(ppo)
+def test_what_the_page_says_of_fresh_seeds_and_of_other_models():
+    fresh = runs_of("trap, fresh seeds", "PPO, plain")
+    first = runs_of("trap", "PPO")
+    counts = []
+    for runs in (first, fresh):
+        won = winners(runs)
+        counts.append(f"{sum(ledger.lost(run, None) for run in won):.0f} of {len(won)}")
+    says(CLAIMS, "PPO's runs that had won", counts[0], f"{counts[1]} with fresh seeds")
+    both = [ledger.lost(run, None) for run in first + fresh]
+    says(CLAIMS, "PPO loses", ledger.k_of_n(int(sum(both)), len(both)))
+    others = [run for model in ("tiny-b", "tiny-c")
+              for run in winners(runs_of("trap", "PPO", model, seeds=3))]
+    lost = sum(ledger.lost(run, None) for run in others)
+    says(CLAIMS, "two other cold starts", f"{lost:.0f} of {len(others)} winning")
+    last = fresh[18]
+    assert last.config["seed"] == 78 and ledger.lost(last, None)
+    says(TABLES, "PPO's seed 78", f"{100 * last.rows[-1]['distinct']:.0f} of 100")
+
+
+def test_what_the_page_says_of_permutation_tests():
+    """One of the methods has no spread, so it is not Welch's test."""
+    samples = []
+    for method in ("keep 25%", "PPO"):
+        samples.append([ledger.held(run, None) for run in runs_of("trap", method)])
+    values = np.array(samples[0] + samples[1])
+    seen = np.mean(samples[0]) - np.mean(samples[1])
     as_extreme = []
-    for some in itertools.combinations(range(len(values)), len(filtered)):
+    for some in itertools.combinations(range(len(values)), len(samples[0])):
         mean = values[list(some)].mean()
         rest = (values.sum() - mean * len(some)) / (len(values) - len(some))
         as_extreme.append(abs(mean - rest) >= abs(seen) - 1e-12)
-    assert f"(the filter's row; Table 4's bandit), p comes from a permutation test: {np.mean(as_extreme):.3f} and 0.0001 before" in page
-    assert ledger.p_by_permutation(np.array(filtered), np.array(ppo)) == pytest.approx(np.mean(as_extreme))
+    p = ledger.p_value(0, [np.array(of_method) for of_method in samples])
+    assert p == pytest.approx(np.mean(as_extreme))
+    says(TABLES, f"{p:.3f} for the filter's row")
+    bandit = []
+    for method in ("StarPO-S", "StarPO-S, no think"):
+        runs = runs_of("bandit, elsewhere", method)
+        bandit.append(np.array([ledger.mean(run, "eval bandit") for run in runs]))
+    assert ledger.judge({"kind": "more", "bound": 0, "margin": 0.05}, bandit)[1] < 0.001
+    says(TABLES, "0.0001 for Table 4's bandit")
 
 
-def test_the_trap_with_several_turns():
-    """What success was in the end, how many runs were lost by which rule, and which came back: as page and caption say."""
-    args = paper.parse(["turns"])
-    args.folder = paper.FIGURES / "tiny"
-    counts, late, ended, drawn, lost, back, falls, more = {}, {}, 0, 0, 0, 0, {}, {}
-    for method in paper.PAPER["sets"]["turns"]:
-        counts[method] = np.zeros(4, dtype=int)
-        for world in ("trap, sokoban", "trap, gentle lake"):
-            runs = paper.runs_of(world, method, args)
-            assert len(runs) == 8
-            for i, rule in enumerate(((5, 10), *paper.OTHER_RULES)):
-                counts[method][i] += sum(ledger.lost_at(run, *rule) < math.inf for run in runs)
-            assert sum(ledger.lost_at(run, 5, 10) < math.inf for run in runs) == sum(ledger.lost(run, None) for run in runs), "our rule"
-            ended += sum(len(run.rows) <= 400 for run in runs)
-            drawn += sum(len(run.rows) <= 400 for run in runs if method in ("PPO", "StarPO-S"))
-            success = [list(run.series("success")[1]) for run in runs]
-            whole = [y + [y[-1]] * (400 - len(y)) for y in success]
-            late[method, world] = np.mean([y[-100:] for y in whole])
-            falls[method, world] = np.array([np.mean(y[:20]) - np.mean(y[-100:]) for y in whole])
-            more[method, world] = -sum(ledger.lost(run, None) for run in runs)
-            for run, y in zip(runs, success):
-                kept_on = np.append(y, np.full(400 - len(y), np.mean(y[-10:])))
-                best = ledger.forward_means(np.array(y), 5)
-                bad = kept_on[best.argmax():] < best.max() / 2
-                more[method, world] += ledger.forward_means(bad, 10).max() > 0.99
-            if (method, world) == ("GRPO", "trap, sokoban"):
-                assert sum(len(y) < 400 for y in success) == 7
-            for run, y in zip(runs, whole):
-                lost += ledger.lost(run, None)
-                back += ledger.lost(run, None) and np.mean(y[-100:]) >= ledger.forward_means(np.array(y), 5).max() / 2
-            distinct = [np.median(run.series("distinct")[1][-100:]) for run in runs]
-            assert np.median(distinct) < 0.15, "thoughts become alike in most runs"
-    page = "".join((ROOT / "figures" / name).read_text() for name in ("CLAIMS.md", "TABLES.md"))
-    ends = []
-    for world, play in (("trap, sokoban", 0.22), ("trap, gentle lake", 0.20)):
-        values = np.array([np.mean(ledger.to_the_end(run.series("success")[1], run)[-100:]) for run in paper.runs_of(world, "StarPO-S", args)])
+def test_what_the_page_says_of_the_run_in_its_picture():
+    longest = [row.get("grad_norm_max") for row in runs_of("trap", "PPO")[12].rows]
+    assert np.median(longest[1:21]) == pytest.approx(1.7, abs=0.05)
+    assert np.median(longest[200:310]) == pytest.approx(0.003, abs=0.0005)
+    says(CLAIMS, "from 1.7 to 0.003", "1-20", "200-309")
+
+
+def test_what_the_page_says_of_rare_tokens():
+    log = (FIGURES / "rare_tokens.txt").read_text()
+    shares = {"0": [], "0.3": []}
+    for start, share in re.findall(r"^\| (0|0\.3) to \S+ \| .* ([\d.]+) \|$", log, re.M):
+        shares[start].append(float(share))
+    assert len(shares["0"]) == len(shares["0.3"]) == 4
+    says(TABLES, f"at most {max(shares['0']):.0%} have a token rarer than 0.3")
+    says(TABLES, f"{min(shares['0.3']):.0%} to {max(shares['0.3']):.0%}")
+
+
+# ------------------------------------------------------------------------- the default rate: truth
+def test_what_the_page_says_of_truth_on_sokoban_and_of_lengths():
+    """The reward changes neither truth nor success there. Single thoughts grow while episodes
+    become shorter.
+    """
+    paid, plain = (runs_of("sokoban", method) for method in ("truth rewarded", "PPO"))
+    assert len(paid) == 5
+    for measure, metric in ((ledger.mean, "true_claims"), (ledger.end, "eval sokoban")):
+        samples = [np.array([measure(run, metric) for run in runs]) for runs in (paid, plain)]
+        low, high = ledger.interval(samples)
+        assert low < 0 < high and high - low < 0.05
+    for setup in ("sokoban", "gentle lake"):
+        runs = runs_of(setup, "PPO")
+        thoughts = [ledger.fall(run, "think_length") for run in runs]
+        episodes = [ledger.fall(run, "response_length") for run in runs]
+        assert max(thoughts) < 0 < min(episodes), "a fall is positive"
+
+
+def test_what_the_page_says_of_actions_and_of_long_thoughts():
+    six, one = (np.array([ledger.end(run, "eval sokoban") for run in runs_of("sokoban", method)])
+                for method in ("6 actions", "1 action"))
+    interval = in_brackets(*ledger.interval([six, one]))
+    says(CLAIMS, "6 actions lead by", f"{six.mean() - one.mean():.2f} {interval}")
+    runs = runs_of("gentle lake", "truth rewarded")
+    lengths = [ledger.end(run, "think_length") for run in runs]
+    assert sum(length >= 18 for length in lengths) == 5 and len(lengths) == 25
+    says(CLAIMS, "in five of 25 seeds", "18 words")
+
+
+# ----------------------------------------------------------------------------------- several turns
+LAKE_AND_SOKOBAN = ("trap, sokoban", "trap, gentle lake")
+
+
+def whole(run, metric="success"):  # to the last planned iteration, at its last value
+    y = list(run.series(metric)[1])
+    return y + [y[-1]] * (400 - len(y))
+
+
+def test_the_trap_with_several_turns_ends_as_the_pages_say():
+    ends, late = [], {}
+    for setup, play in zip(LAKE_AND_SOKOBAN, (0.22, 0.20)):
+        values = np.array([np.mean(whole(run)[-100:]) for run in runs_of(setup, "StarPO-S")])
         low, high = ledger.interval([values])
-        assert low < play < high
-        ends.append(f"{values.mean():.2f} [{low:.2f}, {high:.2f}] ({world.split()[-1].replace('s', 'S', 1)})")
-    assert f"StarPO-S's success ends at {', '.join(ends)}, much like random play's." in page
-    assert {pair for pair in more if more[pair]} == {("GRPO", "trap, sokoban"), ("StarPO-S", "trap, sokoban")}
-    assert (more["GRPO", "trap, sokoban"], more["StarPO-S", "trap, sokoban"]) == (3, 1)
-    assert "three more of GRPO and one of StarPO-S would be lost on Sokoban" in page
-    (low, high), (low_lake, high_lake) = (ledger.interval([falls["PPO", world]]) for world in ("trap, sokoban", "trap, gentle lake"))
-    assert f"in the first 20 by 0.13 [{low:.2f}, {high:.2f}] on Sokoban, 0.13 [{low_lake:.2f}, {high_lake:.2f}] on the lake" in page
-    by_quarters = []
-    for world in ("trap, sokoban", "trap, gentle lake"):
-        whole = [ledger.to_the_end(run.series("success")[1], run) for run in paper.runs_of(world, "PPO", args)]
-        each = np.array([y[:100].mean() - y[-100:].mean() for y in whole])
-        low, high = ledger.interval([each])
-        by_quarters.append(f"{each.mean():.2f} [{low:.2f}, {high:.2f}]")
-    assert f"(by quarters {', '.join(by_quarters)}; unplanned)." in page
-    assert all(ledger.interval([falls["StarPO-S", world]])[0] > 0 for world in ("trap, sokoban", "trap, gentle lake"))
+        assert low < play < high, "much like random play"
+        ends.append(f"{values.mean():.2f} {in_brackets(low, high)}")
+        for method in ("PPO", "StarPO-S"):
+            last = np.mean([whole(run)[-100:] for run in runs_of(setup, method)])
+            late.setdefault(method, []).append(f"{last:.2f}")
+    says(CLAIMS, *ends, "random play")
+    says(CLAIMS, "last 100 iterations", "PPO has " + " and ".join(late["PPO"]),
+         "has " + " and ".join(late["StarPO-S"]))
+
+
+def test_the_trap_with_several_turns_falls_as_the_pages_say():
+    falls, quarters = [], []
+    for setup in LAKE_AND_SOKOBAN:
+        for method in ("PPO", "StarPO-S"):
+            y = [whole(run) for run in runs_of(setup, method)]
+            fall = np.array([np.mean(of_run[:20]) - np.mean(of_run[-100:]) for of_run in y])
+            quarter = np.array([np.mean(of_run[:100]) - np.mean(of_run[-100:]) for of_run in y])
+            low, high = ledger.interval([fall])
+            if method == "StarPO-S":
+                assert low > 0
+            else:
+                falls.append(f"{fall.mean():.2f} {in_brackets(low, high)}")
+                quarters.append(f"{quarter.mean():.2f} "
+                                f"{in_brackets(*ledger.interval([quarter]))}")
+    for fall in falls:
+        says(CLAIMS, fall)
+    says(CLAIMS, *quarters)
+
     kept = []  # ended runs at their last value
     for method in ("StarPO-S", "PPO"):
-        of_worlds = [[ledger.to_the_end(run.series("success")[1], run).mean() for run in paper.runs_of(world, method, args)]
-                     for world in ("trap, sokoban", "trap, gentle lake")]
-        kept.append(np.mean(of_worlds, axis=0))
-    low, high = ledger.interval(kept)
-    assert f"several turns on success would be {ledger.mean_of(kept):.2f} [{low:.2f}, {high:.2f}]." in page
+        of_setups = [[np.mean(whole(run)) for run in runs_of(setup, method)]
+                     for setup in LAKE_AND_SOKOBAN]
+        kept.append(np.mean(of_setups, axis=0))
+    says(TABLES, f"{ledger.mean_of(kept):.2f} {in_brackets(*ledger.interval(kept))}")
 
-    def told(method):
-        return " and ".join(f"{late[method, world]:.2f}" for world in ("trap, sokoban", "trap, gentle lake"))
 
-    def between(method):
-        return f"{min(counts[method])} to {max(counts[method])}"
-    assert f"the rule: PPO {between('PPO')}, StarPO-S {between('StarPO-S')}, PPO with beta2 0.9: " in page
-    assert f"PPO with beta2 0.9: {between('PPO, Adam beta2 0.9')}." in page
+def test_losses_with_several_turns_depend_on_the_rule_as_the_pages_say():
+    counts, ended, drawn, lost, back, more = {}, 0, 0, 0, 0, {}
+    for method in paper.PAPER["sets"]["turns"]:
+        counts[method] = np.zeros(4, dtype=int)
+        for setup in LAKE_AND_SOKOBAN:
+            runs = runs_of(setup, method)
+            assert len(runs) == 8
+            by_rules = []
+            for rule in ((5, 10), *paper.OTHER_RULES):
+                by_rules.append(sum(ledger.lost_at(run, *rule) < math.inf for run in runs))
+            ours = sum(ledger.lost(run, None) for run in runs)
+            assert by_rules[0] == ours, "lost_at with plots' numbers is plots' rule"
+            counts[method] += by_rules
+            ends = sum(len(run.rows) <= 400 for run in runs)
+            ended += ends
+            drawn += ends * (method in ("PPO", "StarPO-S"))
+            lost += ours
+            more[method, setup] = sum(lost_if_it_kept_its_mean(run) for run in runs) - ours
+            for run in runs:
+                best = ledger.forward_means(run.series("success")[1], 5).max()
+                back += ledger.lost(run, None) and np.mean(whole(run)[-100:]) >= best / 2
+            distinct = [np.median(run.series("distinct")[1][-100:]) for run in runs]
+            assert np.median(distinct) < 0.15, "thoughts become alike in most runs"
     assert ended == 15
-    assert (f"({drawn} of the 32 runs drawn had ended) PPO has {told('PPO')}, StarPO-S, with a quarter of the updates, "
-            f"{told('StarPO-S')}") in page
-    assert f"with several turns {back:.0f} of {lost:.0f} average half their best or more in the last 100 iterations" in page
+    says(CLAIMS, f"{drawn} of the 32 runs drawn had ended")
+    says(CLAIMS, f"{min(counts['PPO'])} to {max(counts['PPO'])} of PPO",
+         f"{min(counts['StarPO-S'])} to {max(counts['StarPO-S'])} of StarPO-S")
+    memory = counts["PPO, Adam beta2 0.9"]
+    says(CLAIMS, f"{min(memory)} to {max(memory)} of PPO with beta2 = 0.9")
+    says(TABLES, f"{back:.0f} of {lost:.0f} lost runs", "half of their best or more")
+    assert {pair: k for pair, k in more.items() if k} == {
+        ("GRPO", "trap, sokoban"): 3, ("StarPO-S", "trap, sokoban"): 1}
+    says(TABLES, "three more runs of GRPO and one of StarPO-S", "Sokoban")
 
 
+def lost_if_it_kept_its_mean(run):  # of the last ten iterations, if it ended early
+    y = run.series("success")[1]
+    kept_on = np.append(y, np.full(400 - len(y), y[-10:].mean()))
+    best = ledger.forward_means(y, 5)
+    bad = kept_on[best.argmax():] < best.max() / 2
+    return ledger.forward_means(bad, 10).max() > 0.99
 
-# ----------------------------------------------------------------------------------------------------- the critic
-@pytest.mark.parametrize("value, explained", [([1.0, 2.0, 3.0], 1.0), ([7.0, 7.0, 7.0], 0.0), ([-1.0, -2.0, -3.0], -3.0)])
+
+# -------------------------------------------------------------------------------------- the critic
+@pytest.mark.parametrize("value, explained", [
+    ([1.0, 2.0, 3.0], 1.0), ([7.0, 7.0, 7.0], 0.0), ([-1.0, -2.0, -3.0], -3.0)])
 @pytest.mark.parametrize("R, by_others", [([[0.0, 0.0], [1.0, 1.0]], 1.0), ([[0.0, 1.0]], -3.0)])
-def test_what_a_critic_explains(value, explained, R, by_others):
-    """By hand: of forecasts that are right, all alike, of the wrong sign; of levels that differ, of one level."""
-    batch = {"mask": torch.tensor([[True, True, False, True]]), "ret": torch.tensor([[1.0, 2.0, 99.0, 3.0]]),
+def test_what_a_critic_explains(value, explained, R, by_others, monkeypatch):
+    """By hand: values that are right, all alike, or of the wrong sign; levels that differ, or one
+    level. An iteration whose slices made no update gets no columns.
+    """
+    batch = {"mask": torch.tensor([[True, True, False, True]]),
+             "value_target": torch.tensor([[1.0, 2.0, 99.0, 3.0]]),
              "value": torch.tensor([[*value[:2], -99.0, value[2]]])}
     trajs = [SimpleNamespace(R=x) for group in R for x in group]
-    row = {}
-    critic.watch(row, trajs, [(batch, [{}]), ({}, [])], None, SimpleNamespace(rollouts=2))
-    assert row == {"explained": pytest.approx(explained), "by_others": pytest.approx(by_others)}
-    rows = [{}] + 30 * [row, {}]
-    assert critic.means(rows, "explained") == 4 * [pytest.approx(explained)], "rows without updates have none"
+    results = iter([(batch, [{}]), ({}, []), ({}, [])])
+    monkeypatch.setattr(critic, "original_learn", lambda *args: next(results))
+    rows = [{}, {}]
+    for row, slices in zip(rows, (2, 1)):
+        for _ in range(slices):
+            critic.learn(trajs, None, None, 0)
+        critic.add_columns(row, trajs, None, SimpleNamespace(rollouts=2))
+    columns = {"explained": pytest.approx(explained), "by_others": pytest.approx(by_others)}
+    assert rows == [columns, {}]
+    rows = [{}] + 30 * [rows[0], {}]
+    assert critic.means(rows, "explained") == 4 * [pytest.approx(explained)]
 
 
 def test_what_is_said_of_the_critic_is_what_was_measured():
-    printed, page = [(ROOT / "figures" / name).read_text() for name in ("critic.txt", "DIFFERENCES.md")]
-    assert re.match(rf"python figures/critic.py, commit [0-9a-f]{{7}}: mean .lowest, highest. of the seeds {re.escape(str(critic.SEEDS))}\n\niterations +"
-                    + " +".join(critic.PERIODS), printed)
-    last = {tuple(line.split()[:2]): line.split()[-3] for line in printed.splitlines()[3:]}  # mean, lowest, highest
-    explained, by_others = ([last[world, column].replace("-0.00", "0.00") for world in ("frozenlake", "sokoban", "bandit")]
-                            for column in ("explained", "by_others"))
-    assert "explain {} of the variance of the rewards to come on the gentle lake, {} on Sokoban, {} on the bandit.".format(*explained) in page
-    args = paper.parse(["claims"])
-    args.folder = ROOT / "figures/tiny"
-    unclipped, clipped = (np.array([ledger.mean(run, "eval sokoban") for run in paper.runs_of("sokoban", method, args)])
-                          for method in ("PPO, free critic", "PPO"))
-    low, high = ledger.interval([unclipped, clipped])
-    difference = unclipped.mean() - clipped.mean()
-    assert f"differs by {difference:.2f} [{low:.2f}, {high:.2f}] ({len(unclipped)} and {len(clipped)} seeds)" in page
-    assert f"explains {by_others[0]} and {by_others[1]} of the returns' variance on lake and Sokoban" in page
+    printed = (FIGURES / "research" / "critic.txt").read_text()
+    page = (FIGURES / "DIFFERENCES.md").read_text()
+    head = printed.splitlines()[:3]
+    assert str(critic.SEEDS) in head[0] and head[2].split()[1:] == list(critic.PERIODS)
+    last = {}  # the mean of the last period; behind it are the lowest and the highest
+    for line in printed.splitlines()[3:]:
+        env, column, *_, mean, _, _ = line.split()
+        last[env, column] = mean.replace("-0.00", "0.00")
+    says(page, f"explain {last['frozenlake', 'explained']} of the variance",
+         f"{last['sokoban', 'explained']} on Sokoban",
+         f"{last['bandit', 'explained']} on the bandit")
+    says(page, f"{last['frozenlake', 'by_others']} of the returns' variance on the lake",
+         f"{last['sokoban', 'by_others']} on Sokoban")
+    samples = [np.array([ledger.mean(run, "eval sokoban") for run in runs_of("sokoban", method)])
+               for method in ("PPO, free critic", "PPO")]
+    interval = in_brackets(*ledger.interval(samples))
+    says(page, f"differs by {ledger.mean_of(samples):.2f} {interval}",
+         f"{len(samples[0])} and {len(samples[1])} seeds")
+
+
+# ----------------------------------------------------------------------------------------- SmolLM2
+def test_what_a_real_model_learned_is_what_its_logs_say():
+    reports = smollm2.load()
+    page = (FIGURES / "smollm2" / "README.md").read_text()
+    seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6)}
+    assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
+    assert smollm2.table(reports) in page
+    success, steps = {}, {}
+    for name, report in reports.items():
+        task, _ = name.split("-")
+        success[name] = [*success_of(report)]
+        if task == "told":
+            assert any(line.startswith("lesson 40:") for line in report["warm start"])
+        else:
+            assert report["warm start"][0] == "valid turns 0.00"
+            step, = re.findall(r"^step (\d+):", report["warm start"][-2])
+            steps.setdefault(task, []).append(int(step))
+    says(page, f"{min(steps['bandit'])} to {max(steps['bandit'])} steps")
+    says(page, "four of five seeds choose the better arm after ten iterations")
+    assert sum(min(success[f"bandit-seed{seed}"][1:]) > 0.97 for seed in range(1, 6)) == 4
+    assert [success[f"bandit-seed{seed}"][0] > 0.9 for seed in range(1, 6)].count(True) == 1
+    # The sure arm in four of five episodes.
+    assert success["bandit-seed2"][0] == pytest.approx(0.2, abs=0.02)
+    shares = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
+    assert np.mean(np.isin(shares, (0, 0.25, 0.5, 0.75, 1))) > 0.6, "groups choose alike"
+    assert max(success["lake-seed1"] + success["lake-seed2"]) < 0.2
+    for task in ("told", "alone"):
+        pairs = []
+        for seed in seeds[task]:
+            first, *_, last = success[f"{task}-seed{seed}"]
+            pairs.append(f"{first:.2f} to {last:.2f}")
+            if task == "alone":  # better than any moves that ignore the state
+                assert plots.interval(last, 128)[0] > 0.29 > first
+        says(page, *pairs)
+    says(page, "0.29", "0.64")
+
+
+def success_of(report):
+    for row in report["rows"]:
+        if "eval" in row:
+            yield from row["eval"].values()

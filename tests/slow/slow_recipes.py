@@ -466,7 +466,7 @@ def test_read_once_has_the_same_gradients(env, rows, tokens, cfg, monkeypatch):
     updates and over passes. Also where only one row is left, or rows are alike to the end.
     """
     plain = rm.micro_batches
-    monkeypatch.setattr(recipes, "ONCE_TOKENS", tokens)
+    monkeypatch.setattr(rm, "MICRO_TOKENS", tokens // 2)
 
     def gradients(once):
         c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1)
@@ -520,7 +520,7 @@ def test_read_once_reads_less(cfg, monkeypatch):
     for (one, shared), (_, rest) in passes:
         assert one == 1 and shared >= min(map(len, messages))
         assert shared + rest <= batch["inputs"].shape[1]
-    monkeypatch.setattr(recipes, "ONCE_TOKENS", 100)
+    monkeypatch.setattr(rm, "MICRO_TOKENS", 50)
     passes = look()
     assert len(passes) > 2 and sum(b for _, (b, _) in passes) == 16
     for (_, shared), (b, rest) in passes:
