@@ -1,10 +1,14 @@
-"""The engine of the exercises: an answer and the shipped function get the same inputs. Compared is all that they return
-and all that then has changed in the inputs: numbers, shapes, kinds, and the gradients of what they returned.
+"""The engine of the exercises: an answer and the shipped function get the same inputs.
 
-There are no solutions here: an exercise (exercises.py) names the shipped function that solves it. What a usual mistake
-(answers.txt) would give is not written down either: it is what the shipped function gives with a piece of its text
-replaced. So a mistake is recognised by its numbers, however it was written.
+Compared is all that they return, and all that has changed in the inputs afterwards: numbers,
+shapes, kinds, and the gradients of what was returned.
+
+No solution stands here: an exercise (exercises.py) names the shipped function that solves it. What
+a usual mistake (answers.txt) gives is not written down either: it is what the shipped function
+gives with a piece of its code replaced. So a mistake is recognised by its numbers, however it was
+written.
 """
+import ast
 import contextlib
 import functools
 import importlib.util
@@ -41,7 +45,7 @@ UNWRITTEN = "not written yet"
 
 
 def pristine(name):
-    """A second copy of a module: whatever a notebook does to `ragen_mini` does not reach this one."""
+    """A second copy of a module, which nothing reaches that a notebook does to `ragen_mini`."""
     spec = importlib.util.spec_from_file_location(f"pristine_{name}", ROOT / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -55,29 +59,34 @@ rm.envs = envs
 OURS = (SimpleNamespace, rm.Trajectory, rm.Models, rm.Config, envs.Env)
 
 
-# ------------------------------------------------------------------------------------------------ exercises
+# --------------------------------------------------------------------------------------- exercises
 @dataclass(eq=False)
 class Exercise:
+    """draw(g, i) makes the inputs of case i: {name: value}. It takes random numbers from the
+    generator g, and the number i runs through the corner cases.
+
+    run(answer, *inputs) calls the answer, and names what it returned: {name of a result: value}.
+    """
     name: str
     title: str
     points: float
     solution: object  # the shipped function
-    draw: object  # draw(g, i) -> {name of an input: its value}, by the generator g; i runs through the corner cases
-    run: object  # run(answer, *inputs) -> {name of a result: its value}
-    shown: int = 6  # inputs in the notebook's check
+    draw: object
+    run: object
+    shown: int = 6  # cases of the notebook's check
     show_spec: bool = True
     everywhere: bool = False  # must what it returns be on the device of its inputs?
 
     def inputs(self, i):  # always the same ones for the same i
-        return {name: value for name, value in self.drawn(i).items() if not name.startswith("rm.")}
+        return {name: x for name, x in self.drawn(i).items() if not name.startswith("rm.")}
 
     def constants(self, i):  # of ragen_mini, while the answer runs: they are drawn as "rm.X"
-        return {name[3:]: value for name, value in self.drawn(i).items() if name.startswith("rm.")}
+        return {name[3:]: x for name, x in self.drawn(i).items() if name.startswith("rm.")}
 
     def drawn(self, i):
         return self.draw(np.random.default_rng(i), i)
 
-    def cases(self, hidden=0):  # numbers of inputs: those of the notebook, and more, others for each `hidden`
+    def cases(self, hidden=0):  # those of the notebook, and three times as many for each `hidden`
         numbers = list(range(self.shown))
         if hidden:
             first = 1000 * hidden
@@ -85,9 +94,10 @@ class Exercise:
         return numbers
 
 
-def read_answers(file):  # -> {exercise: [(words, old piece, new piece, ...), ...]}
+def read_answers(file):  # -> {exercise: [[words, old piece, new piece, ...], ...]}
     answers = {}
-    for line in file.read_text().replace("\n    ", " ").splitlines():  # an indented line belongs to the one before
+    # An indented line belongs to the one before.
+    for line in file.read_text().replace("\n    ", " ").splitlines():
         if line.startswith("["):
             name = line.strip("[]")
             answers[name] = []
@@ -102,14 +112,24 @@ def read_answers(file):  # -> {exercise: [(words, old piece, new piece, ...), ..
 
 
 ANSWERS = read_answers(COURSE / "answers.txt")
+HELPERS = {"token_logps": "chunk_logps"}  # a shipped function that does its work in another one
 
 
 @functools.lru_cache
 def text_of(function):
-    return textwrap.dedent(inspect.getsource(function))
+    """Its code in one fixed form, without comments and docstrings: only code is replaced."""
+    neighbours = vars(sys.modules[function.__module__])
+    helper = neighbours.get(HELPERS.get(function.__name__))
+    texts = [inspect.getsource(one) for one in (helper, function) if one]
+    tree = ast.parse(textwrap.dedent("\n\n".join(texts)))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+            del node.body[0]
+    return ast.unparse(tree)
 
 
-def mutated(text, *pieces):  # old, new, old, new, ...; an old piece of no letters is all of the text
+def mutated(text, *pieces):
+    """pieces: old, new, old, new, ... An old piece of no letters is all of the text."""
     for old, new in zip(pieces[::2], pieces[1::2]):
         old = old or text
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {text[:40]!r}"
@@ -118,7 +138,10 @@ def mutated(text, *pieces):  # old, new, old, new, ...; an old piece of no lette
 
 
 def mutant(function, *pieces, names=None):
-    """The function (or class) with pieces of its text replaced; made among `names`, or in a copy of its module's."""
+    """The function (or class) with pieces of its code replaced.
+
+    It is made among `names`, where it takes the place of the right one, or in a copy of its module.
+    """
     if names is None:
         names = vars(sys.modules[function.__module__]) | {"__name__": "__main__"}
     exec(mutated(text_of(function), *pieces), names)
@@ -142,9 +165,9 @@ def given(found):
     return found
 
 
-# --------------------------------------------------------------------------------------- what an answer did
+# ------------------------------------------------------------------------------ what an answer did
 def plain(x):
-    """In numbers, text, lists and dicts alone: this can be compared and printed."""
+    """In numbers, text, lists and dicts alone, which can be compared and printed."""
     if isinstance(x, np.ndarray):
         x = torch.as_tensor(x)
     if isinstance(x, torch.Tensor):
@@ -176,7 +199,7 @@ def parts(x, name):  # yields (name, plain value) of all that an answer could ch
     elif isinstance(x, dict):
         for key, value in x.items():
             yield from parts(value, f"{name}.{key}".lstrip("."))
-    elif isinstance(x, (list, tuple)) and any(isinstance(value, (*OURS, dict, list)) for value in x):
+    elif isinstance(x, (list, tuple)) and any(isinstance(y, (*OURS, dict, list)) for y in x):
         yield from parts(dict(enumerate(x)), name)
     elif x is None or isinstance(x, (bool, int, float, str, list, tuple, torch.Tensor)):
         yield f"{name} afterwards", plain(x)
@@ -196,7 +219,7 @@ def send_back(found):
             x.backward(weights.view_as(x), retain_graph=True)
 
 
-def outcome(exercise, answer, i):  # -> {what it returned or changed: plain value}, what went wrong
+def outcome(exercise, answer, i):  # -> {what it returned or changed: value}, what went wrong
     inputs = exercise.inputs(i)
     begin = time.process_time()
     try:
@@ -204,17 +227,21 @@ def outcome(exercise, answer, i):  # -> {what it returned or changed: plain valu
             found = exercise.run(answer, *inputs.values())
             if time.process_time() - begin > SECONDS:
                 raise TimeoutError(TOO_LONG)
-            with contextlib.suppress(RuntimeError):  # something was changed that the gradient needs: it is seen below
+            # An error here means that something was changed which the gradient needs. That is seen
+            # below.
+            with contextlib.suppress(RuntimeError):
                 send_back(found)
             return plain(found) | dict(parts(inputs, "")), ""
     except (Exception, SystemExit) as error:
-        is_stub = isinstance(error, NotImplementedError) and not str(error)  # torch's own ones say something
+        # An unwritten answer says nothing. torch's own errors of this kind say something.
+        is_stub = isinstance(error, NotImplementedError) and not str(error)
         return {}, UNWRITTEN if is_stub else in_words(error)
 
 
 @contextlib.contextmanager
 def with_constants(answer, constants):
-    """Where an answer may look for them; without warnings, since nbgrader takes any for an error."""
+    """Where an answer may look for them. Without warnings, since nbgrader takes any for an error.
+    """
     spaces = [vars(ragen_mini), vars(rm), getattr(answer, "__globals__", {})]
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -224,10 +251,12 @@ def with_constants(answer, constants):
 
 
 @contextlib.contextmanager
-def time_limit():  # where the system has such an alarm; elsewhere one waits, and is told afterwards
+def time_limit():
+    """Where the system has such an alarm. Elsewhere one waits, and is told afterwards."""
     def stop(*_):
         raise TimeoutError(TOO_LONG)
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not hasattr(signal, "setitimer") or not in_main_thread:
         yield
         return
     before = signal.signal(signal.SIGPROF, stop)
@@ -251,11 +280,15 @@ def in_words(error):
 def spec_of(exercise, i):  # what the shipped function gives
     spec, error = outcome(exercise, exercise.solution, i)
     assert not error, f"{exercise.name}, input {i}: {error}"
-    assert not re.search("NaN|Infinity", json.dumps(spec)), f"{exercise.name}, input {i}: the shipped one gives {spec}"
+    unclear = re.search("NaN|Infinity", json.dumps(spec))
+    assert not unclear, f"{exercise.name}, input {i}: the shipped one gives {spec}"
     return spec
 
 
-def agree(yours, spec):  # both plain; a nan is like a nan: no shipped function gives one, but mistakes are compared, too
+def agree(yours, spec):
+    """Both are plain. (A nan is like a nan: no shipped function gives one, but mistakes are
+    compared with each other, too.)
+    """
     if isinstance(spec, dict) and isinstance(yours, dict):
         if yours.keys() != spec.keys():
             return False
@@ -268,9 +301,11 @@ def agree(yours, spec):  # both plain; a nan is like a nan: no shipped function 
         largest = np.abs(b[np.isfinite(b)]).max(initial=0)
         return np.allclose(a, b, rtol=CLOSE, atol=CLOSE * (largest + 0.5), equal_nan=True)
     if isinstance(spec, list):
-        return isinstance(yours, list) and len(yours) == len(spec) and all(map(agree, yours, spec))
+        same_length = isinstance(yours, list) and len(yours) == len(spec)
+        return same_length and all(map(agree, yours, spec))
     if isinstance(spec, float):
-        return isinstance(yours, (int, float)) and np.isclose(yours, spec, rtol=CLOSE, atol=CLOSE, equal_nan=True)
+        is_number = isinstance(yours, (int, float))
+        return is_number and np.isclose(yours, spec, rtol=CLOSE, atol=CLOSE, equal_nan=True)
     return type(yours) is type(spec) and yours == spec
 
 
@@ -282,7 +317,7 @@ def differing(yours, spec):  # -> names
     return names
 
 
-# ------------------------------------------------------------------------------------------------- the check
+# --------------------------------------------------------------------------------------- the check
 def check(exercise, answer, cases):  # -> what is wrong, in words; nothing if all is right
     for number, i in enumerate(cases, 1):
         yours, error = outcome(exercise, answer, i)
@@ -292,15 +327,17 @@ def check(exercise, answer, cases):  # -> what is wrong, in words; nothing if al
             break
     else:
         return leaves_the_device(exercise, answer)
-    before = dict(parts(exercise.inputs(i), ""))
-    lines = [f"case {number} of {len(cases)} differs", *describe(exercise, i, yours, before, error)]
-    hint = advise(exercise, answer, i, yours, before, error)
-    return "\n".join(lines + [f"  Perhaps: {hint}"] * bool(hint))
+    lines = [f"case {number} of {len(cases)} differs", *describe(exercise, i, yours, error)]
+    hint = advise(exercise, answer, i, yours, error)
+    return "\n".join(lines + [f"  Hint: {hint}"] * bool(hint))
 
 
 def leaves_the_device(exercise, answer):  # -> words, or nothing
-    """The device meta has shapes and no numbers. Once the inputs are there, once what is made anew without a word about
-    a device. An answer that only asked for numbers in vain passes."""
+    """The device meta has shapes and no numbers.
+
+    Once the inputs are there, once what is made anew without a word about a device. An answer that
+    only asked for numbers in vain passes.
+    """
     if not exercise.everywhere:
         return ""
     inputs = exercise.inputs(0)
@@ -308,7 +345,8 @@ def leaves_the_device(exercise, answer):  # -> words, or nothing
     anew = devices(exercise, answer, inputs, "meta")
     mixed = "no data" in there and "expected device" in anew
     if mixed or "device cpu" in there or "all on device meta" in anew:
-        return "right, but not on a GPU: make new tensors on the device of the others, with zeros_like or device=..."
+        return ("right, but not on a GPU: make new tensors on the device of the others, with "
+                "zeros_like or device=...")
     return ""
 
 
@@ -330,7 +368,7 @@ def on_meta(x):
     return "meta" if x == "cpu" else x
 
 
-# ------------------------------------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------------------------- what is printed
 def short(value):  # plain -> one line, numbers with four digits
     shape = ""
     if isinstance(value, dict) and "values" in value:
@@ -351,11 +389,14 @@ def rounded(value):
     return value
 
 
-def describe(exercise, i, yours, before, error):  # -> lines
+def describe(exercise, i, yours, error):  # -> lines
     spec = spec_of(exercise, i)
     wrong = differing(yours, spec)
     if error:  # all is missing: what the function would only have left alone says nothing
+        before = inputs_before(exercise, i)
         wrong = [name for name in wrong if spec.get(name) != before.get(name)]
+    # Single numbers say most. They come first.
+    wrong.sort(key=lambda name: isinstance(spec.get(name), (list, dict)))
     lines_yours, lines_spec = [], []
     for name in wrong[:5]:
         a, b = from_difference(yours.get(name), spec.get(name))
@@ -366,9 +407,15 @@ def describe(exercise, i, yours, before, error):  # -> lines
     lines = [*input_lines(exercise.drawn(i)), "  Yours", *lines_yours]
     if exercise.show_spec:
         lines += ["  Spec", *lines_spec]
-    if any(name.endswith("gradient") and "." not in name for name in wrong):  # that of `models.` the answer itself makes
-        lines.append("  (A gradient is that of 1 x the first number that was returned + 2 x the second + ...)")
+    # The gradient of `models.` the answer itself makes.
+    if any(name.endswith("gradient") and "." not in name for name in wrong):
+        lines.append("  (A gradient is that of 1 x the first number that was returned "
+                     "+ 2 x the second + ...)")
     return lines
+
+
+def inputs_before(exercise, i):
+    return dict(parts(exercise.inputs(i), ""))
 
 
 def from_difference(a, b):  # long lists without what is the same in front
@@ -385,7 +432,8 @@ def input_lines(inputs):
         if isinstance(value, envs.Env):
             lines += [f"    {name}", textwrap.indent(value.render(), " " * 17)]
         elif isinstance(value, rm.Trajectory):
-            lines.append(f"    the answer   {inputs['tok'].decode(value.ids[value.answer_start:])}")
+            answer = inputs["tok"].decode(value.ids[value.answer_start:])
+            lines.append(f"    the answer   {answer}")
         elif name == "trajs":
             for traj in value[:4]:
                 for row in ("ids", "mask", "old_logp", "reward"):
@@ -400,7 +448,8 @@ def input_lines(inputs):
     return lines
 
 
-def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
+# ------------------------------------------------------------ hints, where the mistake is certain
+def advise(exercise, answer, i, yours, error):  # -> a hint, or nothing
     if TOO_LONG in error:  # it would run in every case again
         return ""
     hint = recognise(exercise, answer)
@@ -409,8 +458,8 @@ def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
     spec = spec_of(exercise, i)
     wrong = differing(yours, spec)
     for name in wrong:
-        if name.endswith(" afterwards") and spec.get(name) == before.get(name):
-            return f"it changes its input {name[:-11]!r}: `x -= 1`, `x[0] = 1` do so, `x - 1` makes a new one"
+        if name.endswith(" afterwards") and always_left_alone(exercise, name):
+            return f"it changes its input: {name.removesuffix(' afterwards')}"
     if wrong[0] not in yours:
         return f"there is no {wrong[0]!r}"
     if wrong[0].endswith("gradient") and not np.any(yours[wrong[0]]["values"]):
@@ -419,18 +468,15 @@ def advise(exercise, answer, i, yours, before, error):  # -> a hint, or nothing
 
 
 def recognise(exercise, answer):
-    """The mistake, in words, that gives the same as the answer in the first case that differs, and in most others."""
+    """The mistake, in words, that gives the same as the answer in all cases of the notebook."""
     visible = in_visible_cases(exercise, answer)
     wrong = [i for i in exercise.cases() if differing(visible[i], spec_of(exercise, i))]
     if not wrong:  # only a hidden case differs
         return ""
-    first = wrong[0]
-    best, most = "", 0
     for words, gave in usual_mistakes(exercise):
-        alike = [not differing(a, b) for a, b in zip(visible, gave)]
-        if gave[first] and alike[first] and sum(alike) > most:
-            best, most = words, sum(alike)
-    return best
+        if gave[wrong[0]] and not any(map(differing, visible, gave)):
+            return words
+    return ""
 
 
 def in_visible_cases(exercise, answer):  # -> of each case: what it returned or changed
@@ -446,7 +492,16 @@ def usual_mistakes(exercise):  # -> [(in words, what it gives in the visible cas
     return mistakes
 
 
-WANTED = {"bool": "bools are wanted: as a mask, x[mask] takes numbers for places", "int": "whole numbers are wanted",
+def always_left_alone(exercise, name):  # by the shipped function, in all cases where it is there
+    for i in exercise.cases():
+        spec, before = spec_of(exercise, i), inputs_before(exercise, i)
+        if spec.get(name) != before.get(name):
+            return False
+    return True
+
+
+WANTED = {"bool": "bools are wanted: as a mask, x[mask] takes numbers for places",
+          "int": "whole numbers are wanted",
           "float": "numbers with a fraction are wanted (dtype float)"}
 
 
@@ -463,12 +518,14 @@ def general_hint(yours, spec):
     a = np.array(yours["values"], dtype=float)
     b = np.array(spec["values"], dtype=float)
     if not np.isfinite(a).all():
-        return "there is a nan or inf: was something divided by 0, or the logarithm of 0 taken (softmax, then log)?"
+        return ("there is a nan or an inf, as after a division by 0, a logarithm of 0, or exp of a "
+                "large number")
     factor = (a * b).sum() / max((b * b).sum(), CLOSE)
     proportional = np.allclose(a, factor * b, atol=CLOSE)
     if a.size > 1 and abs(factor) > CLOSE and abs(factor - 1) > 0.005 and proportional:
-        return f"all numbers are {factor:.3g} times what they should be: what is it that you divide by?"
-    for places in (1, -1):
-        if a.ndim and np.allclose(np.roll(a, places, axis=-1), b, atol=CLOSE):
-            return "everything stands one place too far to one side"
+        return f"all numbers are {factor:.3g} times what they should be"
+    if a.ndim and a.shape[-1] > 2:
+        for places in (1, -1):
+            if np.allclose(np.roll(a, places, axis=-1), b, atol=CLOSE):
+                return "everything stands one place too far to one side"
     return ""

@@ -1,8 +1,11 @@
-"""What tutorial.ipynb imports: the checks as a student meets them, pictures, and the runs whose curves it shows.
+"""What tutorial.ipynb imports: the checks as a student meets them, pictures, and the runs whose
+curves it shows.
 
-    gae = use("gae", gae)       prints Yours / Spec; returns yours if it passes, else the shipped function
+    gae = use("gae", gae)       prints Yours / Spec. It returns yours if it passes, else the shipped
+                                function
     earned("gae")               the graded cells end with this: an error where it did not pass
-    python course/course.py     trains the runs that course/tutorial.jsonl lacks (ten minutes for all)
+    python course/course.py     trains the runs that course/tutorial.jsonl lacks (ten minutes for
+                                all)
 """
 import contextlib
 import inspect
@@ -17,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from checks import COURSE, check, envs, mutant  # first: the project is found by it
+# First, because the project is found by it.
+from checks import COURSE, check, envs, mutant
 from exercises import BUGS, EXERCISES
 
 import plots
@@ -25,7 +29,7 @@ import ragen_mini
 
 LOGS = COURSE / "tutorial.jsonl"
 
-# -------------------------------------------------------------------------------------- used by the notebook
+# ---------------------------------------------------------------------------- used by the notebook
 RESULTS = {}  # name: did it pass?
 SHIPPED = {}  # as the program began
 for name, exercise in EXERCISES.items():
@@ -36,12 +40,15 @@ SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
 def use(name, answer):
     exercise = EXERCISES[name]
-    secret = os.environ.get("HIDDEN_CHECKS", "")  # a lecturer sets it for `nbgrader autograde`
-    cases = exercise.cases(zlib.crc32(secret.encode()))  # 0, no hidden ones, where there is none
+    # A lecturer sets it for `nbgrader autograde`. Where there is none, its number is 0, and no
+    # hidden cases are checked.
+    secret = os.environ.get("HIDDEN_CHECKS", "")
+    cases = exercise.cases(zlib.crc32(secret.encode()))
     problem = check(exercise, answer, cases)
     if answer is SHIPPED[name]:
-        problem = "this is the shipped one. Run the cell with an answer of your own, then this one"
-    if problem and still_spoilt(name, answer):
+        problem = ("this is the shipped one. Run the cell with an answer of your own, then this "
+                   "one")
+    if problem and has_the_bug(name, answer):
         problem = "the bug is still there"  # no numbers: they would say where
     RESULTS[name] = not problem
     if problem:
@@ -51,7 +58,7 @@ def use(name, answer):
     return answer
 
 
-def still_spoilt(name, answer):
+def has_the_bug(name, answer):
     if name not in BUGS or not inspect.isfunction(answer):
         return False
     _, wrong = BUGS[name]
@@ -79,7 +86,9 @@ def earned(name, good=True):
 
 
 def learned(rows):
-    """Is success after the run above that before it, by more than chance? The 95% intervals do not touch."""
+    """Is success after the run above that before it, by more than chance? Then the 95% intervals do
+    not touch.
+    """
     if not passed("settings"):
         print("These were the shipped settings: repair yours.")
         return False
@@ -88,8 +97,8 @@ def learned(rows):
         print("success was not measured before and after")
         return False
     before, after = evals[0], evals[-1]
-    print("success before", envs.with_interval(before, 256), "with its 95% interval")
-    print("success after ", envs.with_interval(after, 256))
+    print("success before", plots.with_interval(before, 256), "with its 95% interval")
+    print("success after ", plots.with_interval(after, 256))
     if gained(before, after):
         print("The intervals do not touch: it has grown.")
         return True
@@ -98,8 +107,8 @@ def learned(rows):
 
 
 def gained(before, after, levels=256):
-    _, most_before = envs.interval(before, levels)
-    least_after, _ = envs.interval(after, levels)
+    _, most_before = plots.interval(before, levels)
+    least_after, _ = plots.interval(after, levels)
     return least_after > most_before
 
 
@@ -114,11 +123,12 @@ def score():
     print(f"{total:4g} of {possible:g}")
 
 
-# ------------------------------------------------------------------------------------ pictures for the notebook
+# ---------------------------------------------------------------------------- pictures, as tables
 SQUARES = {"#": "#555", "_": "#f4f4f4", "O": "#ffd9a0", "X": "#c07a2c",
            "√": "#8fd18f", "G": "#8fd18f", "P": "#9fc5ff", "S": "#9fc5ff"}
 CELL = "<td style='background:{};padding:2px 5px;text-align:center;white-space:nowrap'>{}</td>"
-TABLE = "<table style='font-size:{}px;margin:0 0 8px 0;background:#fff;color:#111'>{}</table>"  # also in a dark theme
+# Black on white, also in a dark theme.
+TABLE = ("<table style='font-size:{}px;margin:0 0 8px 0;background:#fff;color:#111'>{}</table>")
 
 
 def html(text):  # -> shown by the notebook
@@ -135,7 +145,7 @@ def table(rows, size):  # rows of (colour, text)
 
 
 def board(env):
-    """The picture of a world in colours, beside the text that the program sends."""
+    """The picture of an environment in colours, beside the text that the program sends."""
     picture = env.render()
     rows = []
     for line in picture.splitlines():
@@ -154,7 +164,9 @@ def tint(x, most):  # -> red below 0, green above, paler near 0, which has no co
 
 
 def show_episode(traj, tok, width=16, **rows):
-    """An episode token by token, blue where the model wrote; below it its numbers, a row for each list in `rows`."""
+    """An episode token by token, blue where the model wrote. Below it are its numbers, a row for
+    each list in `rows`.
+    """
     lines = []
     for first in range(0, len(traj.ids), width):
         part = range(first, min(first + width, len(traj.ids)))
@@ -181,24 +193,50 @@ def number_cells(values, part, mask):
 def page(file):
     """A page of its own, such as the X-ray, inside the notebook."""
     text = escape(Path(file).read_text())
-    return html(f"<div><iframe srcdoc='{text}' width='100%' height='480' style='border:0'></iframe></div>")
+    style = "width='100%' height='480' style='border:0'"
+    return html(f"<div><iframe srcdoc='{text}' {style}></iframe></div>")
 
 
-def watch(row, trajs, batches, models, cfg):
-    """For rm.train(cfg, watch=watch): the curves so far, every five iterations."""
-    from IPython.display import Image, clear_output, display
+# --------------------------------------------------------------------------------- pictures of runs
+def image(draw, *args):  # draw: a function of plots.py, which takes runs and a file
+    from IPython.display import Image
+    runs, *others = args
+    picture = io.BytesIO()
+    draw(runs, picture, *others)
+    return Image(picture.getvalue())
+
+
+def watch(row, trajs, models, cfg):
+    """For rm.train(cfg, callback=watch): the curves so far, every five iterations.
+
+    A picture takes as long as an iteration of a small model.
+    """
+    from IPython.display import clear_output, display
     i = row["iteration"]
-    if i == 0 or i % 5 and i < cfg.iterations:  # a picture takes as long as an iteration of a small model
+    if i == 0 or i % 5 and i < cfg.iterations:
         return
     logged = plots.load(cfg.out)  # all rows but this one
     run = plots.Run(logged.config, logged.rows + [row])
-    picture = io.BytesIO()
-    plots.dashboard({"this run": run}, picture, {"": ["eval *", "reward", "valid"]})
+    picture = image(plots.curves, {"this run": run}, {"": ("eval", "reward", "valid")})
     clear_output(wait=True)
-    display(Image(picture.getvalue()))
+    display(picture)
 
 
-def series(config, rows, column):  # -> iterations, values; "eval": success in the world of the training
+def show_online_k():
+    """The paper's Figure 10 with `tiny`: StarPO-S on Sokoban, three or four seeds for each k."""
+    return image(plots.online_k, online_k_runs())
+
+
+def online_k_runs():  # -> {name: Run}, of which only the evaluations are there
+    runs = {}
+    for line in Path(COURSE, "online_k.jsonl").read_text().splitlines():
+        packed = json.loads(line)
+        runs[packed["run"]] = plots.Run(packed["config"], packed["rows"])
+    return runs
+
+
+def series(config, rows, column):  # "eval": success in the environment of the training
+    """-> iterations, values"""
     return plots.Run(config, rows).series(f"eval {config['env']}" if column == "eval" else column)
 
 
@@ -213,21 +251,25 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
             ax.plot(x, y, style if len(x) < 60 else style.rstrip("os"), ms=2.5, lw=1, label=label)
         if band:
             ax.axvspan(*band, color="0.9")
-        values = np.concatenate([line.get_ydata() for line in ax.lines])
-        if column == "grad_norm" and 0 < 10 * values.min() < values.max():
-            ax.set_yscale("log")  # which has no place for 0
-            ax.yaxis.set_major_formatter("{x:g}")
-        if column in ("eval", "success", "valid"):
-            ax.set_ylim(-0.02, 1.02)
-        title = "success (evaluation)" if column == "eval" else column
-        ax.set_title(title + " (log)" * (ax.get_yscale() == "log"), fontsize=9)
-        ax.set_xlabel("iteration", fontsize=8)
+        finish_panel(ax, column)
         if place == 1 and len(runs) > 1:
             ax.legend(fontsize=8)
     plt.show()
 
 
-# ------------------------------------------------------------- the runs of the bug hunt and of Exercise 15
+def finish_panel(ax, column):
+    values = np.concatenate([line.get_ydata() for line in ax.lines])
+    if column == "grad_norm" and 0 < 10 * values.min() < values.max():
+        ax.set_yscale("log")  # which has no place for 0
+        ax.yaxis.set_major_formatter("{x:g}")
+    if column in ("eval", "success", "valid"):
+        ax.set_ylim(-0.02, 1.02)
+    title = "success (evaluation)" if column == "eval" else column
+    ax.set_title(title + " (log)" * (ax.get_yscale() == "log"), fontsize=9)
+    ax.set_xlabel("iteration", fontsize=8)
+
+
+# ----------------------------------------------------- the runs of the bug hunt and of Exercise 15
 RUNS = {  # name: the bug, settings
     "right, ppo": (None, dict(algo="ppo")),
     "right, grpo": (None, dict(algo="grpo")),
@@ -237,8 +279,10 @@ RUNS = {  # name: the bug, settings
     "take_turn": ("take_turn", dict(algo="ppo"))}
 for seed in range(8):
     for norm in ("mean", "std"):  # of Exercise 15
-        RUNS[f"bandit, {norm}, {seed}"] = (None, dict(env="bandit", algo="grpo", adv_norm=norm, seed=seed))
-PACKED = ("iteration", "eval", "success", "reward_std", "entropy", "grad_norm", "value_loss", "valid")
+        settings = dict(env="bandit", algo="grpo", adv_norm=norm, seed=seed)
+        RUNS[f"bandit, {norm}, {seed}"] = (None, settings)
+PACKED = ("iteration", "eval", "success", "reward_std", "entropy", "grad_norm", "value_loss",
+          "valid")
 
 
 def shipped_runs():  # -> {name: (config, rows)}
@@ -254,11 +298,15 @@ def train_run(run, folder, **changes):  # -> config, rows
     bug, settings = RUNS[run]
     right = {name: getattr(ragen_mini, name) for name in BUGS}
     if bug:
-        mutant(right[bug], *BUGS[bug], names=vars(ragen_mini))  # it takes the right one's place
-    usual = dict(model="tiny", device="cpu", env="sokoban", iterations=20, eval_every=5, out=f"{folder}/run")
+        # It takes the right one's place.
+        mutant(EXERCISES[bug].solution, *BUGS[bug], names=vars(ragen_mini))
+    usual = dict(model="tiny", device="cpu", env="sokoban", iterations=20, eval_every=5,
+                 out=f"{folder}/run")
     cfg = ragen_mini.Config(**usual | settings | changes)
-    rows, _ = ragen_mini.train(cfg)
-    vars(ragen_mini).update(right)
+    try:
+        rows, _ = ragen_mini.train(cfg)
+    finally:
+        vars(ragen_mini).update(right)
     rows = [{name: row[name] for name in PACKED if name in row} for row in rows]
     return {"env": cfg.env}, rows
 

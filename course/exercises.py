@@ -1,5 +1,7 @@
-"""The exercises of tutorial.ipynb: for each the shipped function that solves it, how its inputs are drawn (at random,
-around one corner case after the other), and what counts of what an answer returns. answers.txt has usual mistakes.
+"""The exercises of tutorial.ipynb: the shipped function that solves each, how its inputs are drawn
+(at random, around one corner case after the other), and what counts of what an answer returns.
+
+answers.txt has usual mistakes.
 """
 import copy
 import functools
@@ -13,17 +15,18 @@ import torch
 import transformers
 
 import ragen_mini
-from checks import COURSE, Exercise, envs, given, mutant, results, rm
+import runs
+from checks import COURSE, Exercise, envs, given, mutant, results, rm, text_of
 
-SETTINGS = dict(env="sokoban", iterations=20)  # of the training run, where an answer says nothing else
+# Of the training run, where an answer says nothing else.
+SETTINGS = dict(env="sokoban", iterations=20)
 MOST_ITERATIONS = 30
 
 
 def settings_of(**changes):
-    """A Config with what the small functions ask for."""
-    values = dict(
-        clip_low=0.2, clip_high=0.2, entropy_coef=0.0,
-        temperature=1.0, rollouts=2, gamma=1.0, lam=1.0)
+    """Stands for a Config, with what the small functions ask for."""
+    values = dict(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, temperature=1.0, rollouts=2,
+                  gamma=1.0, lam=1.0)
     return SimpleNamespace(**values | changes)
 
 
@@ -44,8 +47,14 @@ def in_turn(i, *values):
     return values[i % len(values)]
 
 
-# ------------------------------------------------------------------------------------------------ worlds
-def solve(env):  # breadth first -> a shortest list of actions from env.state to success, as if nothing slipped
+def nothing(g, i):  # the inputs of an answer that has none
+    return {}
+
+
+# ------------------------------------------------------------------------------------ environments
+def solve(env):
+    """Breadth first: a shortest list of actions from env.state to success, as if nothing slipped.
+    """
     paths = {env.state: []}
     queue = [env.state]
     for state in queue:  # the list grows while we walk along it
@@ -64,6 +73,10 @@ def level_7():
     room = envs.make("sokoban")
     room.reset(7)
     return room
+
+
+def solve_level_7():
+    return solve(level_7())
 
 
 def play_moves(answer):
@@ -105,8 +118,20 @@ def one_step(answer, env, state, action):
     return {"intended": list(intended), "cell: chance, reward, over?": total}
 
 
-def some_world(g, i):
-    name = in_turn(i, "frozenlake", "sokoban", "bandit", "frozenlake", "bandit_rev")
+class WindyLake(envs.FrozenLake):
+    """Nothing slips, but with probability 0.3 the wind blows you down, whatever you do.
+
+    In the three shipped games all that a random player may meet averages out, so that the
+    probabilities hardly matter to it. Here they do.
+    """
+    def outcomes(self, state, action):
+        _, *intended = super().outcomes(state, action)[0]
+        _, *blown = super().outcomes(state, "Down")[0]
+        return [(0.7, *intended), (0.3, *blown)]
+
+
+def some_environment(g, i):
+    name = in_turn(i, "frozenlake", "sokoban", "bandit", WindyLake, "frozenlake", "bandit_rev")
     env = envs.make(name, success_rate=pick(g, 1 / 3, 0.8, 0.9))
     env.reset(whole(g, 0, 99))
     horizon = in_turn(i, 10, 4, 3, 5, 2)  # ten actions: who keeps no results needs hours
@@ -118,52 +143,65 @@ def both_players(answer, env, horizon):
     return {name: list(map(float, chances)) for name, chances in players}
 
 
-# ------------------------------------------------------------------------------------------------- words
-TEXT = dict(before="", thought="<think>x</think>", gap="", tag="<answer>", answer="Down", end="</answer>", behind="")
+# -------------------------------------------------------------------------------------------- words
+TEXT = dict(before="", thought="<think>x</think>", gap="", tag="<answer>", answer="Down",
+            end="</answer>", behind="")
 INSTEAD = {  # part of the text: what stands there in a corner case
-    "answer": [  # "Down" is "down" in half of the cases
-        "down || Left", " Up ||Left", " UP ", "Up||Up||Up||Up||Up||Left", "Up||Up||Up||Up||jump", "U p",
-        "Down || jump", "", "Down||", "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2",
-        "\nDown\n", "Down.", "D", "Up|||Left", "Up||Up||Up||Up||Up</think>", "Up||Up||Up||Up||Up||<think>",
-        "Up||Up||Up||Up||Up</answer>",
-        "Up||Up||Up||Up||Up||<think>x</think>", "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p"],
+    "answer": [
+        "down || Left", " Up ||Left", " UP ", "\tUp\t||\nLeft", "Up||Up||Up||Up||Up||Left",
+        "Up||Up||Up||Up||jump", "U p", "U-p", "Down || jump", "", "Down||", "Up||Up||Up||Up||Up||",
+        "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2", "\nDown\n", "Down.",
+        "D", "Up|||Left", "Up||Up||Up||Up||Up</think>", "Up||Up||Up||Up||Up||<think>",
+        "Up||Up||Up||Up||Up</answer>", "Up||Up||Up||Up||Up||<think>x</think>",
+        "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p"],
     "thought": [
         "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>",
-        "<think>x</think><think>y</think>", "<think>an <answer> in it</think>", "<think>x<think></think>",
-        "<think>x</think></think>", "<Think>x</Think>", "<think>x</answer>y</think>", "<think><THINK></think>", "<think>x</think><answer>Up</answer>", "x</think>"],
+        "<think>x</think><think>y</think>", "<think>an <answer> in it</think>",
+        "<think>x<think></think>", "<think>x</think></think>", "<Think>x</Think>",
+        "<think>x</answer>y</think>", "<think><THINK></think>",
+        "<think>x</think><answer>Up</answer>", "x</think>", "</think>", "<think>", "<think>x",
+        " ", "\n", "\t"],
     "before": [" ", "\n", "So: "],
-    "gap": [" ", "\n\n", "so"],
-    "behind": ["\n", " and more", "\nand more", ".", "<think>y</think>", "<answer>Up</answer>"],
+    "gap": [" ", "\n\n", " \t\n ", "so"],
+    "behind": ["\n", " \t\n", " and more", "\nand more", ".", "<think>y</think>",
+               "<answer>Up</answer>"],
     "tag": ["<Answer>"],
     "end": ["</ANSWER>", ""]}
 CORNERS = [(part, text) for part, texts in INSTEAD.items() for text in texts]
-HOSTILE = [  # a careless pattern needs minutes
-    "<think>" * 14_000, "<think></think>" * 7000, "<think>" + " " * 100_000,
-    "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000, "<answer>" + " " * 100_000]
+LONG = ("<think>" + "x " * 50_000 + "</think><answer>" + "Up||" * 20_000 + "Up</answer>")
+HOSTILE = [  # a careless pattern needs minutes, and a recursive one too much of the stack
+    "<think>" * 14_000, LONG, "<think></think>" * 7000, "<think>" + " " * 100_000,
+    "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000,
+    "<answer>" + " " * 100_000]
 
 
 def some_text(g, i):
-    """One corner case in the notebook, and a hostile one; then up to two of them at once, and all hostile ones."""
-    hidden = i > len(CORNERS)
+    """One corner case in the notebook, and two hostile ones. Then up to two corner cases at once,
+    and all hostile ones.
+    """
+    hidden = i >= len(CORNERS) + 2
     corners = [in_turn(i, *CORNERS)]
     if hidden and g.random() < 0.5:
         corners += [pick(g, *CORNERS)]
     text = "".join((TEXT | dict(corners)).values())
+    if not hidden and i >= len(CORNERS):
+        text = HOSTILE[i - len(CORNERS)]
     place = i % 100 - 100 + len(HOSTILE)  # the last ones of a hundred
-    if i == len(CORNERS):
-        text = HOSTILE[0]
-    elif hidden and place >= 0:
+    if hidden and place >= 0:
         text = HOSTILE[place]
     actions = in_turn(i, ("Up", "down", "LEFT", "Go on"), ("Up", "Down", "Left", "Right"))
     return dict(text=text, actions=actions, limit=3 + i % 2 + hidden)
 
 
-# ------------------------------------------------------------------------------------------------- tokens
-def some_pieces(g, i):  # [(ids, who, log-probability), ...]: message, tokens of the answer, message, ...
+# ------------------------------------------------------------------------------------------- tokens
+PER_TOKEN = ("ids", "mask", "old_logp", "reward")
+
+
+def some_pieces(g, i):  # [(ids, who, log-probability), ...]: message, tokens of the answer, ...
     pieces = []
     for _ in range(1 + i % 3):
         message = whole(g, 0, 8, n=whole(g, 1, 4))
-        pieces.append((message, False, 0.0))
+        pieces.append((pick(g, list, tuple)(message), False, 0.0))
         for token in whole(g, 0, 3, n=whole(g, 1, 4)):
             logp = 0.0 - 0.1 * whole(g, 0, 9)
             pieces.append(([token], True, logp))
@@ -185,8 +223,8 @@ def record(answer, pieces):
     if "append" not in vars(answer):
         raise ValueError("the class has no `append` of its own")
     traj = written(answer(None, 0, 10), pieces)
-    names = ("ids", "mask", "old_logp", "reward", "answer_start", "cached")
-    return {name: getattr(traj, name) for name in names}
+    found = {name: getattr(traj, name) for name in vars(rm.Trajectory(None, 0, 10))}
+    return found | {f"{name} is a list": isinstance(found[name], list) for name in PER_TOKEN}
 
 
 def episodes(g, P, N):  # 0 ends a turn, and is the padding
@@ -202,7 +240,8 @@ def episodes(g, P, N):  # 0 ends a turn, and is the padding
 
 
 def float32(**tensors):  # what the networks' numbers can be written into
-    return {f"{name} is float32": torch.as_tensor(x).dtype == torch.float32 for name, x in tensors.items()}
+    return {f"{name} is float32": torch.as_tensor(x).dtype == torch.float32
+            for name, x in tensors.items()}
 
 
 def to_collate(g, i):
@@ -213,9 +252,11 @@ def make_batch(answer, trajs, device):
     batch = given(answer(trajs, device))
     found = {key: batch[key] for key in ("inputs", "targets", "mask", "old_logp", "reward")}
     found |= float32(old_logp=batch["old_logp"], reward=batch["reward"])
-    found["inputs may be looked up"] = getattr(batch["inputs"], "dtype", None) in (torch.int64, torch.int32)
+    kind = getattr(batch["inputs"], "dtype", None)
+    found["inputs may be looked up"] = kind in (torch.int64, torch.int32)
+    # Behind an episode's end any tokens will do, but no -100.
     last = torch.tensor([len(traj.ids) - 1 for traj in trajs])
-    behind = torch.arange(last.max()) >= last[:, None]  # an episode's end: any tokens (no -100) will do there
+    behind = torch.arange(last.max()) >= last[:, None]
     for key in ("inputs", "targets"):
         x = found[key]
         if isinstance(x, torch.Tensor) and x.shape == behind.shape:
@@ -224,13 +265,14 @@ def make_batch(answer, trajs, device):
 
 
 @functools.cache
-def random_networks(seed):  # with nine words -> policy, critic
+def random_networks(seed):  # with a vocabulary of nine -> policy, critic
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=1,
-        max_position_embeddings=64, bos_token_id=None, eos_token_id=2, pad_token_id=None)
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, num_labels=1, max_position_embeddings=64, bos_token_id=None,
+        eos_token_id=2, pad_token_id=None)
     policy = transformers.LlamaForCausalLM(config)
-    policy.lm_head.weight.data *= 60  # fresh ones find all words about equally likely
+    policy.lm_head.weight.data *= 60  # new ones find all tokens about equally likely
     critic = transformers.LlamaForTokenClassification(config)
     return policy.eval(), critic.eval()
 
@@ -239,7 +281,7 @@ def networks(g):  # -> policy, critic: new ones, whatever an answer did to other
     return copy.deepcopy(random_networks(whole(g, 0, 3)))
 
 
-def random_batch(g, B, T=7):  # rows of different lengths; the first token is the world's
+def random_batch(g, B, T=7):  # rows of different lengths; the first token is the environment's
     mask = torch.tensor(g.random((B, T)) < 0.7)
     lengths = torch.tensor(whole(g, 3, T, n=B))
     mask &= torch.arange(T) < lengths[:, None]
@@ -253,17 +295,17 @@ def choices(g, i):
     policy, _ = networks(g)
     cfg = settings_of(temperature=in_turn(i, 1.0, 0.5, 0.02, 2.0, 0.7))
     part = random_batch(g, 1 + i % 3)
-    if i % 6 == 3:  # a single word
+    if i % 6 == 3:  # a single token
         part["mask"].fill_(False)[0, 1] = True
     return dict(policy=policy, part=part, cfg=cfg)
 
 
-def words_and_choices(answer, *inputs):
+def logps_and_entropies(answer, *inputs):
     found = results("logp", "entropy")(answer, *inputs)
     return found | float32(**found)
 
 
-# ------------------------------------------------------------------------------------------- how good was it
+# --------------------------------------------------------------------------------- how good was it?
 def group_returns(g, P, N, power=1):  # rows of different means and spreads
     spread = torch.tensor(whole(g, 1, 9, n=P))
     mean = torch.tensor(whole(g, -9, 9, n=P))
@@ -282,10 +324,11 @@ def groups(g, i):
     if P == 1:  # one among as many as in training
         R = torch.zeros(1, 16)
         R[0, whole(g, 0, 15)] = in_turn(i // 5, -0.1, 0.01, 1.0)
-    return dict(R=R, norm=in_turn(i, "std", "std", "mean"))
+    norm = in_turn(i, {"norm": "std"}, {}, {"norm": "mean"})  # {}: the default counts
+    return dict(R=R) | norm
 
 
-def prompts(g, i):
+def groups_to_filter(g, i):
     P = in_turn(i, 4, 3, 8, 7, 5, 100, 6)
     keep = in_turn(i, 0.5, 0.25, 0.3, 0.5, 0.67, 0.29, 1.0)
     if i > 1000 and i % 2:  # of the hidden ones: any size, any share
@@ -299,16 +342,16 @@ def prompts(g, i):
     return dict(R=R, keep=keep)
 
 
-def kept_prompts(answer, R, keep):
+def kept_groups(answer, R, keep):
     kept = given(answer(R, keep))
     if not isinstance(kept, torch.Tensor) or kept.is_floating_point():
-        raise TypeError("should return a tensor with the numbers of the kept prompts")
+        raise TypeError("should return a tensor with the numbers of the kept groups")
     U = dict(enumerate(R.std(1).tolist()))
     chosen = set(kept.tolist())  # where some differ equally, any of them will do
     return {"how many are kept": len(kept), "U of the kept": sorted(U.get(k, -1.0) for k in chosen)}
 
 
-def steps(g, i):  # the world's tokens have values that must not matter
+def steps(g, i):  # the environment's tokens have values that must not matter
     B = 2 + i % 2
     T = in_turn(i, 6, 6, 6, 6, 6, 300)
     mask = torch.tensor(g.random((B, T)) < 0.6)
@@ -320,14 +363,14 @@ def steps(g, i):  # the world's tokens have values that must not matter
     reward[0] *= 10  # as large as a win in Sokoban
     gamma = in_turn(i, 0.9, 1.0, 0.5)
     lam = in_turn(i, 0.8, 1.0, 0.95, 0.0)
-    if i % 6 == 3:  # a forecast that never changes, and comes true: some advantages are exactly 0
+    if i % 6 == 3:  # a value that never changes, and is right: some advantages are exactly 0
         value[mask] = 10.0
         reward.fill_(0.0)
         gamma = 1.0
     return dict(reward=reward, value=value, mask=mask, gamma=gamma, lam=lam)
 
 
-# ------------------------------------------------------------------------------------------------- the update
+# --------------------------------------------------------------------------------------- the update
 def ratios(g, i, n=8):
     cfg = settings_of(clip_low=pick(g, 0.1, 0.2), clip_high=pick(g, 0.28, 0.35))
     cfg.entropy_coef = in_turn(i, 0.03, 0.0, 0.2)
@@ -338,6 +381,11 @@ def ratios(g, i, n=8):
     old_logp = normal(g, n) - 3
     adv = normal(g, n)
     adv[:5] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])
+    # Two tokens that hardly ever are sampled. In some cases the second has become likely since.
+    old_logp[5:7] -= 27
+    adv[5:7] = torch.tensor([1.0, -1.0])
+    if i % 6 == 5:
+        ratio[6] = math.exp(12)
     logp = old_logp + torch.tensor(ratio).float().log()
     entropy = normal(g, n).abs()
     logp.requires_grad_()
@@ -345,36 +393,57 @@ def ratios(g, i, n=8):
     return dict(logp=logp, entropy=entropy, old_logp=old_logp, adv=adv, cfg=cfg)
 
 
-def forecasts(g, i, n=8):
-    limit = in_turn(i, 0.5, 0.3, 0.8)
+def moved_values(g, i, n=8):
     old_value = normal(g, n)
     moved = torch.tensor(g.choice([-2.0, -1.2, -0.7, 0.7, 1.2, 2.0], n)).float()  # 1.0: the limit
-    value = old_value + limit * moved
-    ret = old_value + normal(g, n, scale=2.0) + 0.037
-    return {"value": value.requires_grad_(), "old_value": old_value, "ret": ret, "rm.VALUE_CLIP": limit}
+    value = old_value + rm.VALUE_CLIP * moved
+    target = old_value + normal(g, n, scale=2.0) + 0.037
+    return dict(value=value.requires_grad_(), old_value=old_value, target=target)
 
 
 def batch_to_learn(g, i):
-    """In several parts, with and without a critic; ratios and values are beyond what is clipped."""
+    """In several parts, with and without a critic. Ratios and values are beyond what is clipped."""
     policy, critic = networks(g)
     if i % 3 == 0:
         critic = None
     cfg = settings_of(entropy_coef=0.1, temperature=0.7)
     batch = random_batch(g, 5)
     batch["reward"] = torch.zeros(5, 7)
-    logp = rm.on_grid(lambda part: rm.token_logps(policy, part, cfg)[0], batch)
+    logp = rm.per_token(lambda part: rm.token_logps(policy, part, cfg)[0], batch)
     batch["old_logp"] = logp + normal(g, 5, 7, scale=0.4)
     batch["adv"] = normal(g, 5, 7)
     if critic:
-        batch |= {"value": normal(g, 5, 7), "ret": normal(g, 5, 7)}
+        batch |= {"value": normal(g, 5, 7), "value_target": normal(g, 5, 7)}
     rows = g.permutation(5)[:4].tolist()  # one is not in this step
     models = rm.Models(policy, critic, None, torch.optim.SGD(policy.parameters()), None)
-    constants = {"rm.MICRO_TOKENS": 16, "rm.VALUE_CLIP": 0.4}
-    return dict(batch=batch, rows=rows, models=models, cfg=cfg) | constants
+    return {"batch": batch, "rows": rows, "models": models, "cfg": cfg, "rm.MICRO_TOKENS": 16}
+
+
+def passes(answer, batch, rows, models, cfg):
+    """Are the parts read one at a time, and is each one's gradient there before the policy reads
+    the next?
+    """
+    most = max(len(some) for some, _ in rm.micro_batches(batch, rows))
+    read, done = [], []
+
+    def look(network, _, output):
+        read.append(len(output.last_hidden_state))
+        if network is models.policy.base_model:
+            done.append(models.policy.lm_head.weight.grad is not None)
+    models.policy.base_model.register_forward_hook(look)
+    if models.critic:
+        models.critic.base_model.register_forward_hook(look)
+    log = given(answer(batch, rows, models, cfg))
+    numbers = isinstance(log, dict) and all(torch.as_tensor(x).ndim == 0 for x in log.values())
+    return {"returns a dict of numbers": numbers,
+            "reads a part at a time": max(read, default=0) <= most,
+            "backward before the next part": all(done[1:])}
 
 
 def gradients(g, i):
-    """Of different lengths in policy and critic (none in every third case); the optimizer moves by them."""
+    """Of different lengths in policy and critic (none in every third case); the optimizer moves by
+    them.
+    """
     policy = with_gradient(g, in_turn(i, 3.0, 0.9, 50.0, 1.7, 0.3))
     groups = [dict(params=policy.parameters(), lr=0.5)]
     critic = None
@@ -382,8 +451,7 @@ def gradients(g, i):
         critic = with_gradient(g, in_turn(i, 0.9, 3.0, 1.7, 0.3, 50.0))
         groups.append(dict(params=critic.parameters(), lr=0.25))
     optimizer = torch.optim.SGD(groups, weight_decay=0.1)
-    models = rm.Models(policy, critic, None, optimizer, None)
-    return {"models": models, "rm.MAX_GRAD_NORM": in_turn(i, 1.0, 2.0)}
+    return dict(models=rm.Models(policy, critic, None, optimizer, None))
 
 
 def with_gradient(g, length):
@@ -395,26 +463,34 @@ def with_gradient(g, length):
     return network
 
 
+def length_returned(answer, *inputs):
+    return {"returned": float(given(answer(*inputs)))}
+
+
+def usual_settings():
+    return dict(SETTINGS)
+
+
 def accepted(answer):
     own = given(answer())
     settings = SETTINGS | own
     cfg = ragen_mini.Config(**settings | dict(model="tiny", device="cpu"))
-    envs.make(cfg.env)  # is there such a world?
     return {"something of your own": len(own) > 0,
             "it trains, from the beginning": cfg.trains and not cfg.resume,
             f"at most {MOST_ITERATIONS} iterations": cfg.iterations <= MOST_ITERATIONS,
-            "evaluated before and after, on all levels": cfg.eval_every > 0 and cfg.eval_prompts == 256,
-            "a world of the project": cfg.env in envs.ENVS}
+            "evaluated before and after, on all levels":
+                cfg.eval_every > 0 and cfg.eval_prompts == 256,
+            "an environment of the project": cfg.env in envs.ENVS}
 
 
-# ---------------------------------------------------------------------------------------------- bugs to hunt
-BUGS = {  # function: the piece of the shipped text, what stands there instead
+# ------------------------------------------------------------------------------------- bugs to hunt
+BUGS = {  # function: the piece of the shipped code, what stands there instead
     "returns": (".view(-1, cfg.rollouts)", ".view(cfg.rollouts, -1).T.contiguous()"),
-    "compute_advantages": ("(adv - adv[mask].mean()) / (adv[mask].std(correction=0) + 1e-8)",
-                           "(adv - adv.mean()) / (adv.std(correction=0) + 1e-8)"),
-    "sample": ("torch.multinomial(next_logps.exp(), 1, generator=generator)", "next_logps.argmax(1, keepdim=True)"),
-    "take_turn": ("traj.reward[-1] =", "traj.reward[traj.answer_start] ="),
-}
+    "compute_advantages": ("adv[mask].mean(), adv[mask].std(correction=0)",
+                           "adv.mean(), adv.std(correction=0)"),
+    "sample": ("torch.multinomial(next_logps.exp(), 1, generator=generator)",
+               "next_logps.argmax(1, keepdim=True)"),
+    "take_turn": ("traj.reward[-1] =", "traj.reward[traj.answer_start] =")}
 
 
 def played(g, i):
@@ -426,8 +502,10 @@ def played(g, i):
 def to_judge(g, i):
     policy, critic = networks(g)
     trajs = episodes(g, 2, 3)
-    cfg = settings_of(algo=in_turn(i, "ppo", "ppo", "grpo"), adv_norm=in_turn(i // 3, "mean", "std"),
-                      kl_coef=0.3, gamma=0.9, lam=0.8, device="cpu", rollouts=3)
+    algo = in_turn(i, "ppo", "ppo", "grpo")
+    cfg = settings_of(algo=algo, uses_critic=algo == "ppo",
+                      adv_norm=in_turn(i // 3, "mean", "std"), kl_coef=0.3, gamma=0.9, lam=0.8,
+                      device="cpu", rollouts=3)
     ref = None
     if i % 2:
         ref, _ = networks(g)
@@ -437,15 +515,16 @@ def to_judge(g, i):
 
 def judged(answer, *inputs):
     batch = given(answer(*inputs))
-    return {key: batch[key] for key in ("adv", "value", "ret", "kl", "mask", "reward") if key in batch}
+    names = ("adv", "value", "value_target", "kl", "mask", "reward")
+    return {name: batch[name] for name in names if name in batch}
 
 
-def next_words(g, i, V=5):  # of two distributions in turn
+def next_tokens(g, i, V=5):  # of two distributions in turn
     logp = normal(g, 2, V, scale=1.5).log_softmax(-1)
     return dict(logp=logp.repeat(1000, 1), seed=whole(g, 0, 9999))
 
 
-def chi_square(tokens, p):  # between how often the words were drawn and their probabilities
+def chi_square(tokens, p):  # between how often the tokens were drawn and their probabilities
     count = torch.bincount(tokens, minlength=len(p))
     expected = len(tokens) * p
     return ((count - expected) ** 2 / expected).sum().item()
@@ -466,28 +545,30 @@ def drawn(answer, logp, seed):
     tokens = torch.tensor([traj.ids[1:] for traj in trajs])
     noted = torch.tensor([traj.old_logp[1:] for traj in trajs])
     distance = sum(chi_square(tokens[i::2, 0], logp[i].exp()) for i in (0, 1))
-    return {"always the likeliest word": tokens[:, 0].equal(logp.argmax(1)),
-            "as often as their probabilities (chi-square)": distance < 40,  # right ones are beyond once in 300,000
-            "the same generator, the same words": tokens[:, 0].equal(tokens[:, 2]),
+    return {"always the likeliest token": tokens[:, 0].equal(logp.argmax(1)),
+            # Right ones are beyond 40 once in 300,000.
+            "as often as their probabilities (chi-square)": distance < 40,
+            "the same generator, the same tokens": tokens[:, 0].equal(tokens[:, 2]),
             "the generator goes on": not tokens[:, 0].equal(tokens[:, 1]),
             "each one its own log-probability": noted.allclose(logp.gather(1, tokens)),
             "entropy": torch.tensor([traj.entropy for traj in trajs[:2]]),
-            "cached": [traj.cached for traj in trajs[-2:]], "mask": [traj.mask for traj in trajs[-2:]]}
+            "cached": [traj.cached for traj in trajs[-2:]],
+            "mask": [traj.mask for traj in trajs[-2:]]}
 
 
 @functools.cache
 def tokenizer():
-    return transformers.AutoTokenizer.from_pretrained(rm.TINY)
+    return transformers.AutoTokenizer.from_pretrained(runs.TINY)
 
 
 TURNS = (  # what `tiny` says after <think>; `solve` becomes what wins
-    dict(says="solve || Left", bonus=0.5),
+    dict(says="solve || Left"),
     dict(says="Down"),
-    dict(text="I go . <|im_end|>", bonus=0.5),
+    dict(text="I go . <|im_end|>"),
     dict(says="Left", tokens=5),
-    dict(says="Up || Left", world="sokoban"),
-    dict(says="solve", world="sokoban"),
-    dict(says="Left", max_turns=1, bonus=0.5),
+    dict(says="Up || Left", env="sokoban"),
+    dict(says="solve", env="sokoban"),
+    dict(says="Left", max_turns=1),
     dict(says="Left || Left", max_actions=1),
     dict(says="Left || Left", max_actions=2),
     dict(says="Up || Down || Right"),
@@ -503,25 +584,25 @@ def speak(traj, tok, text, most=40):
 
 
 def a_turn(g, i):
-    usual = dict(world="frozenlake", says="", text="", tokens=40, bonus=0.0, max_turns=5, max_actions=10)
+    usual = dict(env="frozenlake", says="", text="", tokens=40, max_turns=5, max_actions=10)
     turn = usual | in_turn(i, *TURNS)
-    cfg = rm.Config(model="none", device="cpu", max_new_tokens=turn["tokens"], max_turns=turn["max_turns"],
-                    max_actions=turn["max_actions"], success_rate=1.0, iterations=1, lr=1e-3, critic_lr=1e-3)
+    cfg = rm.Config(model="none", device="cpu", max_new_tokens=turn["tokens"],
+                    max_turns=turn["max_turns"], max_actions=turn["max_actions"], success_rate=1.0,
+                    iterations=1, lr=1e-3, critic_lr=1e-3)
     tok = tokenizer()
-    traj, way = short_way(g, turn["world"], tok, cfg)
-    traj.env.bonus = lambda _: turn["bonus"]
+    traj, way = short_way(g, turn["env"], tok, cfg)
     ends = [tok.convert_tokens_to_ids("<|im_end|>")]
     if "before" in turn:
         speak(traj, tok, ANSWER.format(turn["before"]))
         rm.take_turn(traj, tok, cfg, ends)
     moves = turn["says"].replace("solve", " || ".join(way))
     speak(traj, tok, turn["text"] or ANSWER.format(moves), turn["tokens"])
-    return {"traj": traj, "tok": tok, "cfg": cfg, "ends": ends, "rm.FORMAT_PENALTY": in_turn(i, -0.1, -1.1)}
+    return dict(traj=traj, tok=tok, cfg=cfg, ends=ends)
 
 
-def short_way(g, world, tok, cfg):  # -> an episode that begins, two or three actions from its goal; these
+def short_way(g, env, tok, cfg):  # -> an episode that begins, two or three actions from its goal
     for seed in whole(g, 0, 99, n=50):
-        traj = rm.begin(seed, 0, 0, tok, rm.replace(cfg, env=world))
+        traj = rm.begin(seed, 0, 0, tok, rm.replace(cfg, env=env))
         way = solve(traj.env)
         if 1 < len(way) < 4:
             break
@@ -533,9 +614,11 @@ def act(answer, *inputs):
     return {}  # what it does is seen in the inputs
 
 
-# ---------------------------------------------------------------------- on paper, and read from a shipped log
+# ----------------------------------------------------------- on paper, and read from a shipped log
 def expected_advantages(N=4):
-    """Of the only risky pull in a group of N (it pays 1 in a quarter of the cases, the sure arm 0.15)."""
+    """Of the only risky pull in a group of N. (It pays 1 in a quarter of the cases, the sure arm
+    0.15.)
+    """
     means = []
     for norm in ("mean", "std"):
         R = torch.full((2, N), 0.15)
@@ -556,8 +639,9 @@ def collapse_rows():  # -> config, rows of the run that is read
 
 
 def order_of_alarm(log, window=5, factor=2, band=(130, 145)):
-    """The columns whose median over the last five iterations was, after the band, once beyond twice or below half the
-    median over the band; the first one first."""
+    """The columns whose median over the last five iterations was, after the band, once above twice
+    or below half the median over the band; the first one first.
+    """
     begin, end = band
     first = {}
     for column in ("entropy", "reward_std", "valid"):
@@ -574,16 +658,20 @@ alarms = mutant(order_of_alarm, "sorted(first, key=first.get)", "first")  # -> {
 
 MISREADINGS = (("window=5", "window=3"), ("factor=2", "factor=1.5"), ("factor=2", "factor=3"),
                ("np.median(recent)", "np.mean(recent)"), ("np.median([row", "np.mean([row"),
-               ("log[i + 1 - window:i + 1]", "log[i:i + window]"), ("band=(130, 145)", "band=(1, 145)"))
+               ("log[i + 1 - window:i + 1]", "log[i:i + window]"),
+               ("band=(130, 145)", "band=(1, 145)"))
 
 
 @functools.cache
 def made_up(i):
-    """A log of steps and noise, in which one usual misreading gives another order; the alarms are not close together."""
+    """A log of steps and noise, in which a usual misreading gives another order. The alarms are not
+    close together.
+    """
     g = np.random.default_rng(i)
     misread = mutant(order_of_alarm, *in_turn(i, *MISREADINGS))
     while True:
-        log = [{"iteration": t} for t in range(195)]  # before training there is nothing else, as in the shipped one
+        # Before training there are no columns, as in the shipped log.
+        log = [{"iteration": t} for t in range(195)]
         for column in ("entropy", "reward_std", "valid"):
             y = g.lognormal(sigma=0.25, size=195)
             for step in whole(g, 125, 185, n=3):
@@ -591,12 +679,15 @@ def made_up(i):
             for row in log[1:]:
                 row[column] = round(y[row["iteration"]], 3)
         first = sorted(alarms(log).values())
-        if len(first) == 3 and min(np.diff(first)) > 2 and misread(log) != order_of_alarm(log):
+        apart = len(first) == 3 and min(np.diff(first)) > 2
+        if apart and misread(log) != order_of_alarm(log):
             return log
 
 
 def some_log(g, i):
-    """The shipped one; it with the columns exchanged, and jumps of one iteration where nothing has moved; made-up ones."""
+    """The shipped one. It with the columns exchanged, and jumps of one iteration where nothing has
+    moved. Made-up ones.
+    """
     _, rows = collapse_rows()
     if i == 0:
         return dict(log=rows)
@@ -617,70 +708,44 @@ def read_order(answer, log):
     return {"order": order_of_alarm(log) if order == shipped else order}
 
 
-def nothing(g, i):
-    return {}
-
-
-def passes(answer, batch, rows, models, cfg):
-    """Are the parts read one at a time, and is each one's gradient there before the policy reads the next?"""
-    most = max(len(some) for some, _ in rm.micro_batches(batch, rows))
-    read, done = [], []
-
-    def look(network, _, output):
-        read.append(len(output.last_hidden_state))
-        if network is models.policy.base_model:
-            done.append(models.policy.lm_head.weight.grad is not None)
-    models.policy.base_model.register_forward_hook(look)
-    if models.critic:
-        models.critic.base_model.register_forward_hook(look)
-    log = given(answer(batch, rows, models, cfg))
-    numbers = isinstance(log, dict) and all(torch.as_tensor(x).ndim == 0 for x in log.values())
-    return {"returns a dict of numbers": numbers,
-            "reads a part at a time": max(read, default=0) <= most,
-            "backward before the next part": all(done[1:])}
-
-
-def length_returned(answer, *inputs):
-    return {"returned": float(given(answer(*inputs)))}
-
-
-EXERCISES = {exercise.name: exercise for exercise in [  # name, title, points, the shipped function, how inputs are drawn, what counts of what it returns
+# name, title, points, the shipped function, how inputs are drawn, what counts of an answer
+EXERCISES = {exercise.name: exercise for exercise in [
     Exercise("moves", "0 play", 0.5,
-             lambda: solve(level_7()), nothing, play_moves, shown=1, show_spec=False),
+             solve_level_7, nothing, play_moves, shown=1, show_spec=False),
     Exercise("outcomes", "1 the rules of the ice", 1,
              envs.FrozenLake.outcomes, beside_something, one_step, shown=12),
     Exercise("yardsticks", "2 random and optimal play", 1.5,
-             envs.yardsticks, some_world, both_players, shown=5),
+             envs.yardsticks, some_environment, both_players),
     Exercise("parse_answer", "3 words become actions", 1.5,
-             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS) + 1),
+             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS) + 2),
     Exercise("Trajectory", "4 who wrote which token", 0.5,
              rm.Trajectory, some_pieces, record),
     Exercise("collate", "5 the shift", 1,
              rm.collate, to_collate, make_batch, everywhere=True),
     Exercise("token_logps", "6 log-probabilities and entropy", 1,
-             rm.token_logps, choices, words_and_choices, everywhere=True),
+             rm.token_logps, choices, logps_and_entropies, everywhere=True),
     Exercise("grpo_advantages", "7 advantages from the group", 1.5,
              rm.grpo_advantages, groups, results("advantages")),
     Exercise("uncertainty_filter", "8 the filter of StarPO-S", 0.5,
-             rm.uncertainty_filter, prompts, kept_prompts, shown=7),
+             rm.uncertainty_filter, groups_to_filter, kept_groups, shown=7),
     Exercise("gae", "9 advantages from a critic", 3,
-             rm.gae, steps, results("advantage", "ret"), everywhere=True),
+             rm.gae, steps, results("advantage", "target"), everywhere=True),
     Exercise("policy_loss", "10 the clipped objective", 1.5,
              rm.policy_loss, ratios, results("loss", "clipped"), everywhere=True),
     Exercise("value_loss", "11 the critic's loss", 0.5,
-             rm.value_loss, forecasts, results("loss"), everywhere=True),
+             rm.value_loss, moved_values, results("loss"), everywhere=True),
     Exercise("add_gradients", "12 gradients by micro-batches", 1.5,
              rm.add_gradients, batch_to_learn, passes),
     Exercise("take_step", "12 the step", 0.5,
              rm.take_step, gradients, length_returned),
     Exercise("settings", "13 training (the agent must learn)", 1,
-             lambda: dict(SETTINGS), nothing, accepted, shown=1),
+             usual_settings, nothing, accepted, shown=1),
     Exercise("returns", "14a bug: returns", 0.5,
              rm.returns, played, results("R")),
     Exercise("compute_advantages", "14b bug: compute_advantages", 0.5,
              rm.compute_advantages, to_judge, judged),
     Exercise("sample", "14c bug: sample", 0.5,
-             rm.sample, next_words, drawn, shown=5),
+             rm.sample, next_tokens, drawn, shown=5),
     Exercise("take_turn", "14d bug: take_turn", 0.5,
              rm.take_turn, a_turn, act, shown=len(TURNS)),
     Exercise("paradox", "15 the bandit paradox, on paper", 0.5,
@@ -688,3 +753,7 @@ EXERCISES = {exercise.name: exercise for exercise in [  # name, title, points, t
     Exercise("collapse", "16 what moved first?", 0.5,
              order_of_alarm, some_log, read_order, shown=9, show_spec=False),
 ]}
+
+# The code is read now, as long as the files are those that were imported.
+for exercise in EXERCISES.values():
+    text_of(exercise.solution)

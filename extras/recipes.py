@@ -289,9 +289,6 @@ def read_once():
     rm.load_models = lambda cfg: read_messages_once(load_models(cfg))
 
 
-# Tokens that a forward pass of read_once reads:
-
-
 def read_messages_once(models):
     rm.micro_batches = alike_together
     for network in (models.policy, models.critic, models.ref):

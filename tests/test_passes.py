@@ -134,25 +134,24 @@ def a_card(monkeypatch, total, free):
     monkeypatch.setattr(runs, "free_memory", lambda device: free)
 
 
-@pytest.mark.parametrize("total, free, tokens", [
-    (16e9, 15e9, None),  # a smaller card
-    (25.4e9, 0.0, 2048),  # hardly any memory is left: as today
-    # By hand, for the tiny model: half of the rest, by what its layers keep for a token.
-    (25.4e9, 24e9, "half"), (140e9, 130e9, "half")])
-def test_passes_fill_half_of_the_memory_that_is_left(
-        models, cfg, monkeypatch, total, free, tokens):
-    a_card(monkeypatch, total, free)
-    fitting = runs.tokens_that_fit(models, rm.replace(cfg, device="cuda"))
-    if tokens != "half":
-        assert fitting == tokens
-        return
+def room_for(tokens, models):  # -> bytes: by hand, what is free where half of the rest fits these
     config = models.policy.config
     a_token = config.num_hidden_layers * (33 * config.hidden_size + 8 * config.intermediate_size)
-    trained = sum(weights.numel() for network in (models.policy, models.critic)
-                  for weights in network.parameters())
-    rest = (free - 2e9 - 14 * trained) / 2
-    assert fitting * a_token <= rest < 2 * fitting * a_token
-    assert fitting & (fitting - 1) == 0  # a power of two
+    trained = 0
+    for network in (models.policy, models.critic):
+        trained += sum(weights.numel() for weights in network.parameters() if weights.requires_grad)
+    return 2e9 + (4 + 8 + 2) * trained + 2 * tokens * a_token
+
+
+@pytest.mark.parametrize("room, tokens", [
+    (-1e6, 2048), (4095, 2048), (4097, 4096), (8191, 4096), (8193, 8192), (40_000, 32_768)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_passes_fill_half_of_the_memory_that_is_left(
+        models, cfg, monkeypatch, room, tokens, frozen):
+    """After gradients, Adam's state and bf16 copies of trained weights, and logits."""
+    models.policy.requires_grad_(not frozen)
+    a_card(monkeypatch, 25.4e9, room_for(room, models))
+    assert runs.tokens_that_fit(models, rm.replace(cfg, device="cuda")) == tokens
 
 
 def test_what_the_layers_keep_was_counted():

@@ -1,9 +1,13 @@
-"""Answers to the exercises of tutorial.ipynb as cells: the shipped functions, what students write; notebooks of them.
+"""Answers to the exercises of tutorial.ipynb as cells: the shipped functions, and what students
+write. And notebooks of them:
 
-    python course/staff/answers.py FILE      a solved notebook; not below nbgrader's `source`, or it would be handed out
+    python course/staff/answers.py FILE    a solved notebook. Not below nbgrader's `source`, or it
+                                           would be handed out
 """
+import inspect
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -15,28 +19,38 @@ from staff import right_answers
 NOTEBOOK = checks.ROOT / "tutorial.ipynb"
 
 
-def cell_of(name, *pieces):  # the shipped function; with pieces of an answers.txt: the first text that has these
+def solution_of(name):  # -> a cell with the shipped function, as it is written
+    shipped = EXERCISES[name].solution
+    return as_cell(name, textwrap.dedent(inspect.getsource(shipped)))
+
+
+def as_cell(name, text):  # text: the code of the shipped function, or of one made of it
     shipped = EXERCISES[name].solution
     module = shipped.__module__.removeprefix("pristine_")
+    return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}"
+
+
+def changed(name, *pieces):  # pieces of an answers.txt -> a cell
+    """They are pieces of the shipped function, or else of the one in right_answers.py."""
     try:
-        text = checks.mutated(checks.text_of(shipped), *pieces)
+        text = checks.mutated(checks.text_of(EXERCISES[name].solution), *pieces)
     except AssertionError:
         if not hasattr(right_answers, name):
             raise
         return checks.mutated(checks.text_of(getattr(right_answers, name)), *pieces)
-    if pieces and not pieces[0]:  # all of it is another one's
-        return text
-    return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}"
+    replaces_all = not pieces[0]
+    return text if replaces_all else as_cell(name, text)
 
 
-SOLVED = {name: cell_of(name) for name in EXERCISES} | {
+SOLVED = {name: solution_of(name) for name in EXERCISES} | {
     "moves": "def moves():\n    from exercises import level_7, solve\n    return solve(level_7())",
-    # seconds, not minutes
-    "settings": "def settings():\n    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)",
-}
+    # The bandit takes seconds, not minutes.
+    "settings": "def settings():\n"
+                "    return dict(env='bandit', iterations=20, starpo_s=True, lr=1e-3)"}
 
 MORE = checks.read_answers(Path(__file__).with_name("more_answers.txt"))
-RIGHT, WRONG = {}, {}  # {exercise: [source, ...]}, {exercise: [(words of the message, source), ...]}
+RIGHT = {}  # exercise: [cell, ...]
+WRONG = {}  # exercise: [(words that the message must have, cell), ...]
 MISSING = []  # pieces that a shipped function no longer has, since it was edited
 for name in EXERCISES:
     RIGHT[name], WRONG[name] = [], []
@@ -44,7 +58,7 @@ for name in EXERCISES:
         RIGHT[name].append(checks.text_of(getattr(right_answers, name)))
     for words, *pieces in checks.ANSWERS.get(name, []) + MORE.get(name, []):
         try:
-            text = cell_of(name, *pieces)
+            text = changed(name, *pieces)
         except AssertionError as error:
             MISSING.append(f"{name}: {error}")
             continue

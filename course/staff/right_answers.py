@@ -1,4 +1,7 @@
-"""Right answers in another style than the shipped functions', as the cells of a notebook; more_answers.txt has variants."""
+"""Right answers in another style than that of the shipped functions, as the cells of a notebook.
+
+more_answers.txt has variants of them.
+"""
 import re
 
 import numpy as np
@@ -29,7 +32,8 @@ def yardsticks(env, horizon):
         if (state, h, best) not in known:
             Q = []
             for action in env.actions:
-                Q.append(sum(p * V(new, end, h - 1, best) for p, new, _, end in env.outcomes(state, action)))
+                Q.append(sum(p * V(new, end, h - 1, best)
+                             for p, new, _, end in env.outcomes(state, action)))
             known[state, h, best] = max(Q) if best else sum(Q) / len(Q)
         return known[state, h, best]
     known = {}
@@ -40,7 +44,8 @@ def parse_answer(text, actions, limit):
     match = re.fullmatch(r"(?:<think>(.*?)</think>\s*)?<answer>(.*?)</answer>\s*", text, re.DOTALL)
     if match is None:
         return None
-    if any(tag in (part or "") for part in match.groups() for tag in ("<think>", "</think>", "<answer>", "</answer>")):
+    if any(tag in (part or "") for part in match.groups()
+           for tag in ("<think>", "</think>", "<answer>", "</answer>")):
         return None
     names = {a.lower(): a for a in actions}
     words = [w.strip().lower() for w in match.group(2).split("||")][:limit]
@@ -100,7 +105,7 @@ def uncertainty_filter(R, keep):
 
 def gae(reward, value, mask, gamma, lam):
     advantage = torch.zeros_like(value)
-    ret = torch.zeros_like(value)
+    target = torch.zeros_like(value)
     for b in range(len(value)):
         A, v = 0.0, 0.0
         for t in range(value.shape[1] - 1, -1, -1):
@@ -109,8 +114,8 @@ def gae(reward, value, mask, gamma, lam):
                 A = delta + gamma * lam * A
                 v = value[b, t]
                 advantage[b, t] = A
-                ret[b, t] = A + v
-    return advantage, ret
+                target[b, t] = A + v
+    return advantage, target
 
 
 def policy_loss(logp, entropy, old_logp, adv, cfg):
@@ -120,9 +125,9 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):
     return -torch.minimum(a, b) - cfg.entropy_coef * entropy, b < a
 
 
-def value_loss(value, old_value, ret):
+def value_loss(value, old_value, target):
     clipped = torch.clamp(value, old_value - rm.VALUE_CLIP, old_value + rm.VALUE_CLIP)
-    return 0.5 * torch.maximum((value - ret).square(), (clipped - ret).square())
+    return 0.5 * torch.maximum((value - target).square(), (clipped - target).square())
 
 
 def add_gradients(batch, rows, models, cfg):
@@ -130,10 +135,12 @@ def add_gradients(batch, rows, models, cfg):
     for some, part in rm.micro_batches(batch, rows):
         mask = part["mask"]
         logp, entropy = rm.token_logps(models.policy, part, cfg)
-        loss = rm.policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)[0].sum()
+        loss = rm.policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask],
+                              cfg)[0].sum()
         if models.critic is not None:
             value = rm.token_values(models.critic, part)
-            loss = loss + rm.value_loss(value, part["value"][mask], part["ret"][mask]).sum()
+            loss = loss + rm.value_loss(value, part["value"][mask],
+                                        part["value_target"][mask]).sum()
         (loss / count).backward()
     return {"loss": float(loss)}
 

@@ -88,7 +88,7 @@ MUTANTS = {  # file -> what is wrong; a piece of its code; what stands there ins
          "[len(ids) - 1 for ids in new]", "[q - 1 for ids in new]"),
         ("pads are attended to",
          "> columns[:, None, :, None]", "> columns.amax(1)[:, None, None, None]"),
-        ("a boolean attention mask", "attention_mask=-1e30 * future", "attention_mask=~future"),
+        ("a boolean attention mask", "attention_mask=-1e30 * ", "attention_mask=~"),
         ("new ids overwrite the last one that is cached",
          "self.columns = cached[:, None] +", "self.columns = (cached[:, None] - 1).clamp(0) +"),
         ("a forbidden token has entropy nan", "logp.clamp(-1e4)).sum(1)", "logp).sum(1)"),

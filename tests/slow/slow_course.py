@@ -134,7 +134,7 @@ def right_ones():
             yield name, text
 
 
-@pytest.mark.parametrize("name, text", right_ones())
+@pytest.mark.parametrize("name, text", list(right_ones()))
 def test_right_answers(name, text):
     exercise = exercises.EXERCISES[name]
     assert not checks.check(exercise, run(text, name), exercise.cases(1))

@@ -30,7 +30,6 @@ def models(cfg):
 @pytest.fixture
 def way(monkeypatch):
     """way("graph") replaces what this way replaces. After the test it is as before."""
-    monkeypatch.setattr(fast_rollout, "BACKEND", "eager")  # compiling would take a minute
 
     def choose(name):
         monkeypatch.setattr(rm, "read", rm.read)

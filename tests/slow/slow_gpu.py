@@ -15,8 +15,7 @@ SHORT = "--shape tiny --device cpu --prompts 2 --rollouts 2 --tokens 8 --iterati
 
 
 @pytest.fixture(autouse=True)
-def _not_compiled(monkeypatch):
-    monkeypatch.setattr(fast_rollout, "BACKEND", "eager")  # compiling takes a minute
+def _as_before(monkeypatch):
     monkeypatch.setattr(rm, "read", rm.read)
     monkeypatch.setattr(rm, "rollout", rm.rollout)
 
