@@ -759,8 +759,8 @@ def print_next_steps(cfg, i, dead):  # dead: the number of its last iterations w
         print(f"ended at {i}: no update in {dead} iterations, because returns were equal. "
               f"See: python plots.py collapse {cfg.out!r}")
     if not by_command_line or script() in ("notebook", "python"):
-        print(f"go on:   train(parse_config(['--resume', {cfg.out!r}, "
-              f"'--iterations', '{iterations}']))")
+        print(f"go on:   import ragen_mini as rm; rm.train(rm.parse_config("
+              f"['--resume', {cfg.out!r}, '--iterations', '{iterations}']))")
         return
     if not Path(cfg.out, "checkpoint", "adapter_config.json").exists():  # --model takes no adapter
         print(f"watch:   python {sys.argv[0]} --model {cfg.out!r} --play 8")

@@ -90,10 +90,11 @@ def test_plots_draw_without_torch(tmp_path):
              "success": 0.5, "entropy": 1.0, "updates": 4} for i in range(4)]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = (f"import sys; sys.modules['torch'] = None; import plots\n"
+            f"for what in ('curves', 'collapse', 'online-k'):\n"
+            f"    sys.argv = ['plots.py', what, {str(tmp_path)!r}]; plots.main()")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     for what in ("curves", "collapse", "online-k"):
-        code = (f"import sys; sys.modules['torch'] = None; sys.argv = ['plots.py', {what!r}, {str(tmp_path)!r}]; "
-                f"import plots; plots.main()")
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
         assert (tmp_path / f"{what}.png").stat().st_size > 10_000
 
 

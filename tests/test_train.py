@@ -75,24 +75,6 @@ def test_an_evaluation_makes_no_files(tmp_path, monkeypatch):
     assert list(columns["eval"]) == ["bandit"] and not list(tmp_path.iterdir())
 
 
-def test_training_levels_are_no_evaluation_levels(tmp_path, monkeypatch):
-    """Nearly all seeds are made evaluation seeds. Training draws none of them, and no seed twice.
-    """
-    monkeypatch.setattr(envs, "EVAL_SEEDS", range(2 ** 31 - 10 ** 6))
-    rollout = rm.rollout
-    drawn = []
-
-    def spy(models, seeds, *rest):
-        drawn.append(list(seeds))
-        return rollout(models, seeds, *rest)
-    monkeypatch.setattr(rm, "rollout", spy)
-    run(tmp_path / "run", *"--env bandit --prompts 20 --rollouts 2 --max-turns 1".split(),
-        "--max-new-tokens", 1)
-    before, first, second, after = drawn
-    assert before == after == [0, 1, 2, 3]
-    assert len({*first, *second}) == 40 and min(first + second) >= 2 ** 31 - 10 ** 6
-
-
 def toy(out, model, algo):
     return rm.Config(env="bandit", model=model, device="cpu", algo=algo, out=str(out), prompts=4,
                      rollouts=16, iterations=24, max_turns=1, max_new_tokens=6, lr=1e-2,
@@ -298,23 +280,6 @@ def test_who_asks_to_stop_gets_the_present_iteration_and_a_checkpoint(
 
 
 # ------------------------------------------------------------------------------- loading of models
-def test_the_critic_begins_as_the_policy(folder):
-    """But for its head, which has one output, and is drawn by the seed."""
-    models = [rm.load_models(rm.Config(model=folder, device="cpu", seed=seed))
-              for seed in (3, 3, 4)]
-    policy, critic = models[0].policy, models[0].critic
-    assert equal(state_of(critic.model), state_of(policy.model))
-    assert critic.num_labels == 1 and critic.model is not policy.model
-    first, same, other = [state_of(some.critic) for some in models]
-    assert equal(first, same) and not equal(first, other)
-
-
-@pytest.mark.parametrize("wanted", [dict(play=7), dict(eval_only=True)])
-def test_who_only_plays_needs_neither_critic_nor_reference(wanted, folder):
-    models = rm.load_models(rm.Config(model=folder, device="cpu", env="bandit", **wanted))
-    assert models.critic is None and models.ref is None
-
-
 def test_a_checkpoint_is_plain_transformers_and_evaluates_to_what_the_run_said(bandit, capsys):
     """With the settings of its run: --eval-only names nothing but the folder."""
     out, rows = bandit
