@@ -162,7 +162,7 @@ class Config:
     out: str = ""  # folder of the run (default: runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run to continue
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
-    micro_tokens: int | None = None  # tokens of an update's pass (default: CPU 1024, GPU from 2048)
+    micro_tokens: int | None = None  # tokens of an update's pass (default: CPU 1024, GPU by memory)
 
     # What the presets have filled in. It is no option, but it is saved with the settings, so that
     # these are chosen anew if another --starpo-s or --model follows.
@@ -1082,7 +1082,8 @@ def check_ratios(trajs, models, cfg):
 def rounding(cfg):  # -> how far apart two ways to the same logits may be, on average
     with autocast():
         in_bf16 = torch.is_autocast_enabled(torch.device(cfg.device).type)
-    return 0.05 if in_bf16 else 1e-4
+    # Measured in bf16: 0.004 for random weights, up to 0.051 in an episode of SmolLM2-135M.
+    return 0.1 if in_bf16 else 1e-4
 
 
 # ------------------------------------------------------------------------------------- the program

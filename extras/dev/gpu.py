@@ -7,21 +7,22 @@
 Its parts, the most important ones first. --parts chooses some of them. Each figure is printed as
 soon as it is known, and what would not fit into --minutes is left out.
 
-    rollouts   today's rollout, that of fast_rollout.py, and `generate`. A random model of
-               Qwen2.5-0.5B's shape plays 8 x 16 episodes of five turns, whose answers have all their
+    rollouts   today's rollout, that of fast_rollout.py, and `generate`. A random model of the shape
+               of Qwen2.5-0.5B plays 8 x 16 episodes of five turns, whose answers have all their
                tokens, or end at random
-    passes     iterations of PPO and GRPO: seconds, memory at most. Updates in passes of 2,048, 8,192
-               and 32,768 tokens
+    passes     iterations of PPO and GRPO: seconds, memory at most. Updates in passes of 32,768,
+               8,192 and 2,048 tokens
     ratios     how far log-probs of rollout and update differ. In fp32: is the greedy rollout that
                of `generate`, token for token?
     learns     a real model, --model, learns with GRPO, and its held-out levels before and after.
                Log, samples and the picture go to --out. Without --model it is left out
     others     the two other ways of fast_rollout.py
 
-Beforehand, with network and no GPU (the first command takes a quarter of an hour on two cores):
+Beforehand, without a GPU. SMOLLM2 is the folder of SmolLM2-135M-Instruct. (The first command takes
+four minutes with --bf16, if the CPU has bf16, else longer.)
 
     python extras/warm_start.py SMOLLM2 runs/warm --env extras/told_lake.py:ToldLake \\
-        --max-new-tokens 60 --device cpu
+        --max-new-tokens 60 --seed 3 --device cpu --bf16
     python extras/dev/parts.py split runs/warm runs/parts      six files of at most 50 MB
     python extras/dev/gpu.py --shape tiny --device cpu ...     as above
 
@@ -61,7 +62,7 @@ SHAPES = {
              "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
     "tiny": {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128,
              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}}
-PASSES = (2048, 8192, 32_768)
+PASSES = (32_768, 8192, 2048)
 # At this temperature the likeliest token is sampled.
 GREEDY = 1e-4
 # A log-prob at that temperature. Below it, the logit of another token is less than 0.0007 away.
@@ -305,9 +306,9 @@ def check_greedy(args, way):
     same = sum(one.ids == other.ids for one, other in zip(ours, theirs))
     alike = sum(alike_up_to_a_tie(one, other) for one, other in zip(ours, theirs))
     longest = max(len(traj.ids) for traj in ours)
-    say(f"{way}: greedy rollout and generate: {same} of {len(ours)} episodes alike, token for token, "
-        f"of {longest} tokens and less; {alike} up to a token beside which another was nearly as "
-        f"likely")
+    say(f"{way}: greedy rollout and generate: {same} of {len(ours)} episodes alike, token for "
+        f"token, of {longest} tokens and less; {alike} up to a token beside which another was "
+        f"nearly as likely")
     args.failed |= alike < len(ours)
 
 
@@ -392,7 +393,7 @@ def learning(args):  # -> settings
     return LEARNS | {"model": args.model}
 
 
-# ----------------------------------------------------------------------------------------- all of it
+# ---------------------------------------------------------------------------------------- all of it
 PARTS = {"rollouts": rollouts, "passes": passes, "ratios": ratios, "learns": learns,
          "others": others}
 
