@@ -53,7 +53,7 @@ class Env:
         draw(rng, *draw_args)       -> (level, initial state), or None if it failed: then find_level
                                        tries again. A staticmethod, so that levels can be cached
         outcomes(state, action)     -> [(probability, next state, reward, over?), ...],
-                                       of which the first leads to the intended next state
+                                       with the intended next state first, if there is one
         won(state)                  -> True or False
         render()                    -> self.state as text
     """
@@ -90,8 +90,8 @@ class NoLevel(ValueError):
 def find_level(env_class, draw_args, seed):  # -> level, initial state
     """The level of a seed. Two seeds may draw the same one, but no held-out level is trained on.
 
-    A level's hash decides whether it is held out. (The same map with another start is another
-    level.) What is returned is cached, so do not change it.
+    A level's hash decides whether it is held out. (Here a level is what stays fixed *and* the
+    initial state.) What is returned is cached, so do not change it.
     """
     for attempt in range(1000):
         drawn = env_class.draw(np.random.default_rng([seed, attempt]), *draw_args)

@@ -44,8 +44,8 @@ QUESTIONS = {
     "What does it write?": ("entropy", "distinct", "think_length", "response_length"),
     "What do the updates do?": ("policy_loss", "value_loss", "clip_fraction", "turns")}
 # Columns of your own, which a callback has added, get a row at the end. These get no panel.
-NOT_DRAWN = {"iteration", "updates", "tokens", "kept", "seconds_rollout", "seconds_update", "eval",
-             "yardsticks", "seconds"}
+NOT_DRAWN = {"iteration", "updates", "tokens", "seconds_rollout", "seconds_update", "eval",
+             "yardsticks", "kept", "seconds"}  # the last two are of older logs
 # Shares are drawn from 0 to 1, so that a flat curve looks flat.
 SHARES = {"success", "valid", "distinct", "clip_fraction"}
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")
@@ -336,14 +336,15 @@ def online_k(runs, out):
 
     with picture(out, 7, 5) as fig:
         ax = fig.subplots()
-        for number, (k, seeds) in enumerate(sorted(by_k.items())):
+        for number, (k, seeds) in enumerate(sorted(by_k.items())):  # a seed: its updates, success
             color = f"C{number}"
             label = f"k = {k}"
             if len(seeds) > 1:
                 label = f"k = {k}: mean of {len(seeds)} seeds"
                 for updates, success in seeds:
                     ax.plot(updates, success, color=color, lw=0.7)
-            shortest = min(len(updates) for updates, _ in seeds)  # a mean needs all seeds
+            # A mean needs all seeds. (Where a seed has skipped updates, theirs are averaged, too.)
+            shortest = min(len(updates) for updates, _ in seeds)
             updates, success = np.mean([np.array(seed)[:, :shortest] for seed in seeds], axis=0)
             ax.plot(updates, success, "-o", color=color, lw=2, label=label)
         draw_yardsticks(ax, runs, env)

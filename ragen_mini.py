@@ -1,7 +1,7 @@
 """RAGEN / StarPO (arXiv 2504.20073): a language model learns to act by playing games.
 
-This file is the whole method. One iteration looks like this (see `iterate` and `learn`), with the
-equations of the paper:
+This file is the whole method. One iteration looks like this, with the equations of the paper. (It
+is in `iterate` and `learn`, near the end.)
 
     trajs = rollout(...)              the model plays N episodes in each of P levels
     R     = returns(...)              the return of an episode is the sum of its rewards    eq. 2
@@ -33,11 +33,15 @@ That works because every function is looked up by its name at the moment when it
 Words (if reinforcement learning is new to you, read parts 3 and 4 of tutorial.ipynb first)
     policy        pi, the model that plays. pi_old is the policy during the last rollout, pi_ref is
                   the policy before training
-    turn          a message from the environment (its state as text), and the model's answer
-    trajectory    an episode as tokens: message, answer, message, answer, ...
+    level         what a seed draws: a map with a start, for example
+    turn          a message from the environment (its state as text), and the model's answer: all
+                  that it writes up to its end token. The actions stand in <answer>...</answer>
+    episode       one play of a level. As tokens it is a trajectory: message, answer, message, ...
     return        R, the sum of the rewards of an episode
     group         the N episodes of one level. All of them begin with the same message, the prompt
                   (that is why --prompts is the number of groups)
+    rollout       the part of an iteration in which all P * N episodes are played
+    update        one gradient step, on a minibatch of trajectories
     value         the expected sum of the rewards to come. PPO trains a second network, the critic,
                   to estimate it
     advantage     A, how much better than expected things went after a token
@@ -62,7 +66,7 @@ from torch.utils.checkpoint import checkpoint
 import envs
 import plots
 import runs
-from runs import need
+from runs import need  # need(condition, message): else a UserError, which is shown in one line
 
 CUDA = torch.cuda.is_available()
 
@@ -78,8 +82,9 @@ VALUE_CLIP = 0.5
 # Training ends after this many iterations in a row without an update (see is_dead).
 DEAD_AFTER = 10
 
-# The next three bound the memory that a forward pass takes. Episodes that an evaluation plays at
-# once, if the cache of so many fits (see runs.episodes_at_once):
+# Limits of memory, chosen by whether this machine has a GPU. (A training rollout has no limit: it
+# plays all its episodes at once.) Episodes that an evaluation plays at once, if their cache fits
+# (see runs.episodes_at_once):
 EPISODES_AT_ONCE = 64 if CUDA else 256
 # Tokens of a micro-batch, unless this run has others (see runs.passes_that_fill_the_card):
 MICRO_TOKENS = 2048 if CUDA else 1024
@@ -106,7 +111,8 @@ def bf16_on_gpu(function):
 
 
 # ---------------------------------------------------------------------------- settings and networks
-# A setting that is None gets its value from two of these presets, by --starpo-s and by --model.
+# Settings that are None get their values from one preset of each pair: --starpo-s chooses from the
+# first pair, --model from the second.
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # against collapse (Sec. 4.2)
 FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
@@ -119,7 +125,7 @@ class Config:
     """All settings. Each is an option of the command line, and --help shows the comments below."""
     # the environment
     env: str = "frozenlake"  # bandit, sokoban, ... (python envs.py lists them), or FILE.py:CLASS
-    success_rate: float | None = None  # lakes: chance of the intended move (ours: 0.8, paper: 1/3)
+    success_rate: float | None = None  # lakes: chance of the intended move (ours 0.8, paper 1/3)
     max_turns: int = 5  # turns of an episode
     max_actions_per_turn: int = 5  # actions of an answer; further ones are dropped
     max_actions: int = 10  # actions of an episode
@@ -158,14 +164,14 @@ class Config:
     eval_prompts: int = 256  # held-out levels of an evaluation, at most 256
     eval_only: bool = False  # evaluate --model, show its first episode, and stop
     play: int | None = None  # show one episode of --model in the level of this seed, and stop
-    save_every: int = 10  # iterations between checkpoints; the last iteration is always saved
+    save_every: int = 10  # iterations between saves, each of which replaces the last one
     out: str = ""  # folder of the run (default: runs/<env>-<algo>[-s]-seed<n>)
     resume: str = ""  # folder of a run to continue
     device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
     micro_tokens: int | None = None  # tokens of an update's pass (default: CPU 1024, GPU by memory)
 
-    # What the presets have filled in. It is no option, but it is saved with the settings, so that
-    # these are chosen anew if another --starpo-s or --model follows.
+    # {setting: value} of what the presets chose. It is no option, but it is saved with the others.
+    # So if another --starpo-s or --model follows, these are chosen anew, but not what was typed.
     filled: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
@@ -324,51 +330,6 @@ def encode(tok, first_tag, text, after_answer=False):  # -> ids, a tuple
     return tuple(tok(rendered + first_tag, add_special_tokens=False).input_ids)
 
 
-def render(tok, text, after_answer):  # -> text
-    """The chat template with one message, or what follows an answer if it is a later message."""
-    chat = [{"role": "user", "content": text}]
-    if not after_answer:
-        return tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    dummy = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}]
-    rendered = tok.apply_chat_template(dummy + chat, add_generation_prompt=True, tokenize=False)
-    _, seam, rest = rendered.partition("(seam)")
-    need(seam, "The model's chat template drops the text of earlier answers. Take another model.")
-    # Some templates put a space after an answer. The model did not write it.
-    return rest.lstrip(" ")
-
-
-def without_control_tokens(tok, text):
-    """The text of an environment is data. If it quotes a control token, such as <|im_end|>, that
-    becomes < |im_end|>, so that it cannot end the message.
-    """
-    for token in control_tokens(tok).values():
-        if len(token) > 2:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
-
-
-def control_tokens(tok):  # -> {id: text}
-    return {i: token.content for i, token in tok.added_tokens_decoder.items() if token.special}
-
-
-def end_tokens(models, cfg):  # -> ids that end an answer, that of the chat template comes first
-    """The chat template's is the first control token between an answer and the next message. After
-    it come the end tokens that the tokenizer and the model declare.
-    """
-    tok = models.tok
-    between, _, _ = render(tok, "(message)", after_answer=True).partition("(message)")
-    control = control_tokens(tok)
-    ends = [i for i in tok(between, add_special_tokens=False).input_ids if i in control][:1]
-    generation = getattr(models.policy, "generation_config", None)
-    declared = getattr(generation, "eos_token_id", None)  # a number, a list of them, or None
-    for i in (tok.eos_token_id, *(declared if isinstance(declared, list) else [declared])):
-        if i is not None and i not in ends:
-            ends.append(i)
-    need(ends, f"--model {cfg.model}: nothing in its chat template ends an answer, and it declares "
-               f"no end token. Take a model that was made for chat.")
-    return ends
-
-
 # An answer is <think>...</think><answer>...</answer>, where ... is any text without these tags.
 # (With --no-think there is no thought.) <think>a</think><answer>Up</answer> is valid, but
 # <think>a<think>b</think><answer>Up</answer> and <answer>Up</answer> Good luck! are not.
@@ -485,8 +446,8 @@ def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the next token of 
 
     The result is that of a plain pass over the whole trajectory:
         (policy(torch.tensor([traj.ids])).logits[0, -1] / cfg.temperature).log_softmax(-1)
-    But nothing is read twice. (`policy.generate` would read the whole history again in each turn,
-    which takes twice as long on a CPU.)
+    But nothing is read twice. (`policy.generate` would read the whole history again in each turn.
+    On a CPU that takes twice as long. On a GPU it is slower only where answers differ in length.)
 
     Rows with fewer new ids are padded on the right. In this batch of two, h is cached, a b c x are
     new, and - is a pad:
@@ -593,7 +554,7 @@ def nothing_to_compare(R, cfg):  # R (P,N) of the kept groups -> bool
     return spread < 1e-4
 
 
-def collate(trajs, device):  # -> inputs, targets, mask (bool), old_logp, reward: each (B,T-1)
+def collate(trajs, device):  # -> a dict: inputs, targets, mask, old_logp, reward, each (B,T-1)
     """Lists become tensors, padded on the right. From here on, column t is about *predicting* token
     t + 1: the model has read inputs[:t+1], and targets[t] comes next. (m: message, a: answer)
         ids         m1  m2  a1  a2  m3  a3              column      0   1   2   3   4
@@ -669,12 +630,12 @@ def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch, as of collat
     """PPO: the rewards that came after a token, minus the critic's value before it. Then all
     advantages are whitened: shifted and scaled to mean 0 and std 1.
 
-    GRPO: one number for all tokens of an episode, its return compared with its group. To it come
-    the KL penalties from the token on.
+    GRPO: the return of the episode, compared with its group, is the advantage of all its tokens. To
+    it the KL penalties of the token and of all later ones are added.
     """
     batch = collate(trajs, cfg.device)
     mask = batch["mask"]
-    # Each token costs what it adds to the estimate of KL(pi_old || pi_ref), see App. B.2.
+    # The KL penalty of a token is kl_coef * (log pi_old - log pi_ref), see App. B.2.
     penalty = torch.zeros_like(batch["reward"])
     if models.ref:
         ref_logp = per_token(lambda part: token_logps(models.ref, part, cfg)[0], batch)
@@ -805,7 +766,8 @@ def updates(batch, models, cfg, seed):  # -> statistics of each gradient step
         order = torch.randperm(len(batch["mask"]), generator=shuffler)
         for rows in order.split(cfg.minibatch_size):
             stats = None
-            while stats is None:  # if memory runs out, the minibatch is repeated in shorter passes
+            while stats is None:
+                # If memory runs out, stats stays None, and the next try has shorter passes.
                 with runs.shorter_passes_if_out_of_memory(batch, models, MICRO_TOKENS):
                     stats = add_gradients(batch, rows.tolist(), models, cfg)
             stats["grad_norm"] = take_step(models)
@@ -948,7 +910,9 @@ def learn(trajs, models, cfg, seed):  # -> batch, statistics of its gradient ste
 
 
 def log_columns(trajs, R, learned):  # R (P,N); learned: the results of `learn`, one per slice
-    """What the paper measures. (Its figures call the mean return "reward".)"""
+    """What the paper measures. Its figures call the mean return "reward". response_length is the
+    number of tokens of all answers of an episode.
+    """
     turns = [turn for traj in trajs for turn in traj.turns]
     thoughts = [thought_of(turn) for turn in turns]
     tokens = sum(turn["tokens"] for turn in turns)
@@ -1007,6 +971,52 @@ def evaluate(models, cfg, when=""):  # -> columns of the log, trajectories
 def play(seeds, models, cfg):  # -> a trajectory for each seed
     """Plays one episode in the level of each seed, at the temperature of evaluations."""
     return rollout(models, seeds, 1, replace(cfg, temperature=EVAL_TEMPERATURE), seeds[0])
+
+
+# ------------------------------------------------------------- the chat template and its tokens
+def render(tok, text, after_answer):  # -> text
+    """The chat template with one message, or what follows an answer if it is a later message."""
+    chat = [{"role": "user", "content": text}]
+    if not after_answer:
+        return tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    dummy = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}]
+    rendered = tok.apply_chat_template(dummy + chat, add_generation_prompt=True, tokenize=False)
+    _, seam, rest = rendered.partition("(seam)")
+    need(seam, "The model's chat template drops the text of earlier answers. Take another model.")
+    # Some templates put a space after an answer. The model did not write it.
+    return rest.lstrip(" ")
+
+
+def without_control_tokens(tok, text):
+    """The text of an environment is data. If it quotes a control token, such as <|im_end|>, that
+    becomes < |im_end|>, so that it cannot end the message.
+    """
+    for token in control_tokens(tok).values():
+        if len(token) > 2:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def control_tokens(tok):  # -> {id: text}
+    return {i: token.content for i, token in tok.added_tokens_decoder.items() if token.special}
+
+
+def end_tokens(models, cfg):  # -> ids that end an answer, that of the chat template comes first
+    """The chat template's is the first control token between an answer and the next message. After
+    it come the end tokens that the tokenizer and the model declare.
+    """
+    tok = models.tok
+    between, _, _ = render(tok, "(message)", after_answer=True).partition("(message)")
+    control = control_tokens(tok)
+    ends = [i for i in tok(between, add_special_tokens=False).input_ids if i in control][:1]
+    generation = getattr(models.policy, "generation_config", None)
+    declared = getattr(generation, "eos_token_id", None)  # a number, a list of them, or None
+    for i in (tok.eos_token_id, *(declared if isinstance(declared, list) else [declared])):
+        if i is not None and i not in ends:
+            ends.append(i)
+    need(ends, f"--model {cfg.model}: nothing in its chat template ends an answer, and it declares "
+               f"no end token. Take a model that was made for chat.")
+    return ends
 
 
 # ------------------------------------------------------------ does the model suit this program?
@@ -1101,6 +1111,8 @@ def main():
         with runs.torch_settings(models.policy):
             if cfg.eval_only:
                 _, trajs = evaluate(models, cfg)
+                valid = fmean(turn["valid"] for traj in trajs for turn in traj.turns)
+                print(f"valid answers {valid:.2f}. The first episode:\n")
             else:
                 trajs = play([cfg.play], models, cfg)
         print(runs.transcript(trajs[0], models.tok))

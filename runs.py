@@ -10,6 +10,7 @@ The folder of a run holds
     log.jsonl        a row for each iteration, beginning with 0, the model before training
     samples.jsonl    a few whole episodes of each evaluation
     checkpoint/      the trained model (a Hugging Face folder), and trainer.pt for --resume
+    curves.png       drawn when the run ends
     lock             held while a process trains there
 """
 import argparse
@@ -47,7 +48,7 @@ examples:
   %(prog)s --env frozenlake                          the included model, with PPO
   %(prog)s --env sokoban --algo grpo --starpo-s      GRPO, with the three changes of StarPO-S
   %(prog)s --env sokoban --online-k 5                learn from one rollout in five slices
-  %(prog)s --model Qwen/Qwen2.5-0.5B-Instruct        a model of your own: a hub id or a folder
+  %(prog)s --env bandit --model runs/warm ...        a model of your own (README: On a GPU)
   %(prog)s --resume RUN --iterations 100             train a run for longer
   %(prog)s --model RUN --eval-only                   evaluate what a run has learned
   %(prog)s --model RUN --play 8                      watch one episode"""
@@ -697,7 +698,7 @@ def tokens_that_fit(models, cfg):
 
     A trained weight still needs 14 bytes: gradient 4, Adam's state 8, copy in bf16 2. A chunk of
     logits needs 2 GB. Half of the rest of the free memory is for what the layers keep for the
-    backward pass. The factors were counted (see bench.py --activations), for layers in bf16.
+    backward pass. The factors were counted, for layers in bf16.
     """
     config = getattr(models.policy, "config", None)
     layers = getattr(config, "num_hidden_layers", None)
