@@ -82,8 +82,8 @@ class Env:
         return self.render(), float(reward), self.over, False, info
 
 
-class NoLevel(ValueError):
-    """An environment of one's own draws too few levels."""
+class EnvError(ValueError):
+    """There is no such environment, or it draws too few levels."""
 
 
 @lru_cache(maxsize=8192)  # a group's episodes ask for the same level, and so do all evaluations
@@ -100,9 +100,9 @@ def find_level(env_class, draw_args, seed):  # -> level, initial state
         held_out = zlib.crc32(repr(drawn).encode()) % 4 == 0  # `hash` differs between processes
         if not env_class.split or held_out == (seed in EVAL_SEEDS):
             return drawn
-    raise NoLevel(f"{env_class.__name__} gave no level in 1000 attempts. If it has only a few "
-                  f"levels, none can be held out: set split = False. If not, see why its draw "
-                  f"returns None so often.")
+    raise EnvError(f"{env_class.__name__} gave no level in 1000 attempts. If it has only a few "
+                   f"levels, none can be held out: set split = False. If not, see why its draw "
+                   f"returns None so often.")
 
 
 # ------------------------------------------------------------------------------------------- bandit
@@ -374,24 +374,32 @@ def make(name, success_rate=None):  # -> Env
 
     success_rate is for lakes. If it is None, they keep their own.
     """
-    env = find_class(name)()
+    env_class = find_class(name)
+    if not callable(env_class):
+        raise EnvError(f"{name} is not a class, but {env_class!r}.")
+    try:
+        env = env_class()
+    except TypeError as error:
+        raise EnvError(f"{title(name)} cannot be made without arguments: {error}") from error
+    if not hasattr(env, "outcomes"):
+        raise EnvError(f"{title(name)} must be a class made from envs.Env.")
     if success_rate is not None and hasattr(env, "success_rate"):
         env.success_rate = success_rate
     return env
 
 
 def find_class(name):
-    if isinstance(name, type):
+    if isinstance(name, (type, partial)):
         return name
     if name in ENVS:
         return ENVS[name]
-    file, _, class_name = name.rpartition(":")
+    file, _, class_name = str(name).rpartition(":")
     if not Path(file).is_file():
-        raise ValueError(f"{name} is no environment. Choose one of {', '.join(ENVS)}, or give "
-                         f"FILE.py:CLASS for one of your own.")
+        raise EnvError(f"{name} is no environment. Choose one of {', '.join(ENVS)}, or give "
+                       f"FILE.py:CLASS for one of your own.")
     defined = run_file(file)
     if class_name not in defined:
-        raise ValueError(f"{file} does not define a class {class_name}.")
+        raise EnvError(f"{file} does not define a class {class_name}.")
     return defined[class_name]
 
 

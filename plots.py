@@ -70,21 +70,25 @@ class Run:
             self.yardsticks |= row.get("yardsticks", {})
 
     def series(self, column):  # -> iterations, values; of the rows that have it
-        rows = [row for row in self.rows if row.get(column) is not None]
+        rows = [row for row in self.rows if isinstance(row.get(column), (int, float))]
         values = np.array([row[column] for row in rows], float)
         return np.array([row["iteration"] for row in rows]), values
 
 
 def load(folder):  # -> Run
+    """A setting that an older run has not saved gets the value that it had by default then."""
+    folder = Path(folder).expanduser()
+    defaults = {"model": "", "eval_prompts": 256, "online_k": 1, "algo": "ppo", "starpo_s": False}
     try:
-        config = json.loads(Path(folder, "config.json").read_text())
+        config = defaults | json.loads(Path(folder, "config.json").read_text())
         lines = Path(folder, "log.jsonl").read_text().split("\n")
         rows = [json.loads(line) for line in lines[:-1]]  # the last line may be unfinished
-        envs.title(config["env"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if "env" not in config or not all("iteration" in row for row in rows):
+            raise ValueError("no environment, or a row without iteration")
+        return Run(config, rows)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is not the folder of a run, or its config.json or log.jsonl is "
                          f"damaged ({type(error).__name__}: {error}).") from error
-    return Run(config, rows)
 
 
 def interval(p, n, z=1.96):  # -> low, high
@@ -211,8 +215,15 @@ def add_legend(fig, ax):  # below the panels, of which all have the labels of ax
 
 
 def subjects(runs):  # -> "sokoban, tiny / frozenlake, tiny"
-    found = {f"{envs.title(run.config['env'])}, {run.config['model']}" for run in runs.values()}
-    return " / ".join(sorted(found))
+    found = set()
+    for run in runs.values():
+        model = Path(run.config["model"]).name  # the last part of a path, or of owner/name
+        found.add(f"{envs.title(run.config['env'])}, {model}")
+    return plain(" / ".join(sorted(found)))
+
+
+def plain(text):  # matplotlib takes what is between two $ for a formula
+    return text.replace("$", r"\$")
 
 
 # ----------------------------------- the three pictures. runs: {label: Run}, out: the file; -> out
@@ -375,7 +386,8 @@ def labels_of(folders):  # -> {label: folder}; the last part of the path is enou
     names = [Path(folder).resolve().name for folder in folders]
     if len(set(names)) < len(folders):
         names = folders
-    return dict(zip(names, folders))
+    # Labels that begin with _ would not be in the legend.
+    return {plain(name).lstrip("_"): folder for name, folder in zip(names, folders)}
 
 
 def main():
@@ -387,7 +399,9 @@ def main():
     parser.add_argument("--out", metavar="FILE", help="the picture, such as both.png")
     args = parser.parse_args()
     folder = args.folders[0] if len(args.folders) == 1 else "."
-    out = args.out or Path(folder, f"{args.what}.png")
+    out = Path(args.out or Path(folder, f"{args.what}.png")).expanduser()
+    if out.suffix not in (".png", ".pdf", ".svg"):
+        parser.error(f"--out {args.out}: it must end in .png, .pdf or .svg")
     try:
         runs = {label: load(folder) for label, folder in labels_of(args.folders).items()}
         if args.what == "curves":

@@ -831,6 +831,8 @@ def train(cfg, models=None, callback=None):  # -> rows of the log, models
     """
     cfg = replace(cfg)  # a copy, which is checked again, since settings may have been changed
     models = models or load_models(cfg)
+    need(bool(models.critic) == cfg.uses_critic,
+         "PPO needs a critic among the models, GRPO none. Load them with the settings of this run.")
     models.optimizer = models.optimizer or make_optimizer(models, cfg)
     with runs.open_run(models, cfg) as run:  # with --resume, models get the weights of that run
         cfg = run.cfg  # the same settings, with the run's folder in cfg.out
@@ -978,13 +980,20 @@ def render(tok, text, after_answer):  # -> text
     """The chat template with one message, or what follows an answer if it is a later message."""
     chat = [{"role": "user", "content": text}]
     if not after_answer:
-        return tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return apply_template(tok, chat)
     dummy = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}]
-    rendered = tok.apply_chat_template(dummy + chat, add_generation_prompt=True, tokenize=False)
-    _, seam, rest = rendered.partition("(seam)")
-    need(seam, "The model's chat template drops the text of earlier answers. Take another model.")
+    _, seam, rest = apply_template(tok, dummy + chat).partition("(seam)")
+    need(seam, "The model's chat template changes or drops earlier answers. Take another model.")
     # Some templates put a space after an answer. The model did not write it.
     return rest.lstrip(" ")
+
+
+def apply_template(tok, chat):  # -> text
+    try:
+        return tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates are programs, and may raise anything
+        raise runs.UserError(f"The model's chat template fails: {runs.one_line(error):.300}. "
+                             f"Take another model.") from error
 
 
 def without_control_tokens(tok, text):
@@ -1053,7 +1062,8 @@ def check_template(tok, traj, cfg):  # traj: has just begun
         rendered = render(tok, message(traj.env, cfg, cfg.max_actions), after_answer)
         need(state in "".join(rendered.split()),
              f"--model {cfg.model}: the state of the game does not appear in its chat template. "
-             f"(Some templates take a list of parts instead of text.) Take another model.")
+             f"(Some templates take a list of parts instead of text. That of tiny drops all before "
+             f"an empty line.) Take another model, or change the state's text.")
     unknown = traj.ids.count(tok.unk_token_id)
     if unknown:
         print(f"note: {cfg.model} does not know {unknown} of the {len(traj.ids)} words and symbols "

@@ -21,6 +21,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -103,7 +104,7 @@ def is_tiny(model):
         config = json.loads(Path(weights_of(model), "config.json").read_text())
     except (OSError, ValueError):  # such as the name of a model of the hub
         return False
-    return config.get("ragen_mini_presets") == "tiny"
+    return isinstance(config, dict) and config.get("ragen_mini_presets") == "tiny"
 
 
 def check(cfg):
@@ -116,12 +117,15 @@ def check(cfg):
     need(not (cfg.starpo_s and cfg.keep == 1),
          "--starpo-s with --keep 1 has no filter. Leave out one of the two. To take over the other "
          "changes of StarPO-S without its filter, give --kl-coef 0 --clip-high 0.28")
-    need(cfg.horizon <= 200 or (cfg.eval_every == 0 and not cfg.eval_only),
+    need(not (cfg.eval_only and cfg.play is not None), "Give --play or --eval-only, not both.")
+    evaluates = cfg.eval_only or (cfg.play is None and cfg.eval_every > 0)
+    advice = "" if cfg.eval_only else ", or give --eval-every 0"
+    need(cfg.horizon <= 200 or not evaluates,
          f"An episode may have {cfg.horizon} actions. Evaluations compare with optimal play, which "
-         f"is known for 200 at most. Lower --max-actions, or give --eval-every 0")
+         f"is known for 200 at most. Lower --max-actions{advice}")
     try:
         envs.make(cfg.env)
-    except ValueError as error:
+    except envs.EnvError as error:
         raise UserError(f"--env: {error}") from error
 
 
@@ -175,7 +179,11 @@ def parse_config(argv, config_class):  # -> a config_class (the Config of ragen_
     settings["filled"] = {name: filled[name] for name in filled if name not in given}
     unknown = settings.keys() - {field.name for field in fields(config_class)}
     need(not unknown, f"{run}/config.json has settings that are unknown here: {sorted(unknown)}")
-    cfg = config_class(**settings | given)
+    try:
+        cfg = config_class(**settings | given)
+    except UserError as error:
+        source = f" (Settings that were not typed are those of {run}/config.json.)" if run else ""
+        raise UserError(f"{error}{source}") from error
     if run and "resume" not in given:
         print(settings_handed_on(run, cfg, given))
     note_what_has_no_effect(cfg, given)
@@ -188,6 +196,9 @@ def parse_arguments(argv, config_class):  # -> {setting: value} of what was type
     if rest:
         advice = f"Write --env {rest[0]}" if rest[0] in envs.ENVS else "--help lists the options."
         parser.error(f"unknown: {' '.join(rest)}. {advice}")
+    for name in ("env", "model", "resume"):
+        if getattr(given, name, None) == "":  # a shell variable that is not set, perhaps
+            parser.error(f"{option(name)} is empty")
     return vars(given)
 
 
@@ -250,22 +261,37 @@ def run_of(model):  # what --model names -> the folder of a run, or None
     folder = Path(model).expanduser().resolve()
     if folder.name == "checkpoint":
         folder = folder.parent
-    return folder if Path(folder, "checkpoint").is_dir() else None
+    return folder if is_run(folder) else None
+
+
+def is_run(folder):
+    """Other programs, too, have folders called checkpoint. Those of a run have our files."""
+    if not Path(folder, "checkpoint").is_dir():
+        return False
+    if Path(folder, "log.jsonl").exists() or Path(folder, "checkpoint", "trainer.pt").exists():
+        return True
+    try:
+        return "env" in json.loads(Path(folder, "config.json").read_text())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def settings_of(run, config_class):  # -> dict
     file = Path(run, "config.json")
     try:
-        settings = json.loads(file.read_text())
-    except FileNotFoundError:  # the checkpoint has a copy
-        settings = load_trainer(run)["settings"]
-    except (OSError, ValueError) as error:
+        settings = json.loads(file.read_text()) if file.exists() else {}
+        settings = dict(settings, filled=dict(settings.get("filled", {}))) if settings else {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read: {one_line(error)}. If it is beyond repair, delete "
                         f"it. The checkpoint has a copy of the settings.") from error
+    old = "update_size" in settings
+    missing = {field.name for field in fields(config_class)} - settings.keys()
+    if missing and not old and Path(run, "checkpoint", "trainer.pt").exists():
+        settings = load_trainer(run)["settings"] | settings  # the copy
+    need("env" in settings, f"{file} has no env, so it is not the settings of a run.")
     # Older runs have another name for it, and do not say what --starpo-s had filled in.
-    if "update_size" in settings:
+    if old:
         settings["minibatch_size"] = settings.pop("update_size")
-    if "filled" not in settings:
         usual = config_class(starpo_s=settings.get("starpo_s", False)).filled
         settings["filled"] = {name: usual[name] for name in ("keep", "kl_coef", "clip_high")
                               if settings.get(name) == usual[name]}
@@ -371,14 +397,20 @@ def load_critic(cfg):
     return critic
 
 
+LOADING = threading.Lock()  # from_pretrained must not run in two threads at once
+
+
 def load_network(kind, cfg, **options):  # kind: a class of transformers -> network, missing weights
     """The weights are fp32. from_pretrained leaves dropout off."""
     try:
-        with quiet_transformers():
+        with LOADING, quiet_transformers():
             network, report = kind.from_pretrained(
                 weights_of(cfg.model), dtype=torch.float32, output_loading_info=True, **options)
     except Exception as error:
-        raise UserError(f"--model {cfg.model} cannot be loaded: {one_line(error)}") from error
+        raise UserError(f"--model {cfg.model} cannot be loaded: {one_line(error):.400}") from error
+    if report["unexpected_keys"] and kind is AutoModelForCausalLM:
+        print(f"note: {len(report['unexpected_keys'])} weights in the files of {cfg.model} have no "
+              f"place in the network that its config.json describes")
     return network.to(cfg.device), report["missing_keys"]
 
 
@@ -484,7 +516,7 @@ def open_run(models, cfg):  # -> a RunInProgress: new, or that of --resume as it
         done = len(rows) - 1
         need(done < cfg.iterations,
              f"{out} has had its {done} iterations. To go on, give --iterations {done + 30}")
-        check_writable(Path(out, "checkpoint"))
+        check_writable(out)
         # What was logged after the checkpoint will be logged again.
         Path(out, "log.jsonl").write_text(log)
         drop_samples_after(out, done)
@@ -499,9 +531,12 @@ def open_run(models, cfg):  # -> a RunInProgress: new, or that of --resume as it
             yield RunInProgress(cfg, rows, bar)
 
 
-def check_writable(folder):
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"can anything be saved here?")
+def check_writable(out):  # before anything is played
+    for folder in (out, Path(out, "checkpoint")):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"can anything be saved here?")
+    need(not Path(out, "checkpoint.new").is_file(),
+         f"{out}/checkpoint.new is a file. A folder of this name is needed: remove it.")
 
 
 def write_settings(cfg):
@@ -511,9 +546,15 @@ def write_settings(cfg):
 
 
 def as_json(cfg):  # -> dict
+    """Paths become absolute, so that they mean the same wherever the run is resumed."""
     settings = asdict(cfg)
     if not isinstance(cfg.env, str):  # a class
         settings["env"] = envs.title(cfg.env)
+    elif ":" in cfg.env:
+        file, _, name = cfg.env.rpartition(":")
+        settings["env"] = f"{Path(file).resolve()}:{name}"
+    if cfg.model != "tiny" and Path(cfg.model).expanduser().exists():
+        settings["model"] = str(Path(cfg.model).expanduser().resolve())
     return settings
 
 
@@ -536,7 +577,8 @@ def script():  # -> "ragen_mini", "notebook", or such as "recipes-rloo" for `rec
     have changed the method.
     """
     name = Path(sys.argv[0]).name.replace(".py", "").replace(" ", "-")
-    return {"ipykernel_launcher": "notebook", "": "python", "-c": "python"}.get(name, name)
+    others = {"ipykernel_launcher": "notebook", "": "python", "-c": "python", "-": "python"}
+    return others.get(name, name)
 
 
 @contextlib.contextmanager
@@ -558,10 +600,14 @@ def add_lines(folder, name, dicts):  # one line for each, at the end of a file
 
 def drop_samples_after(out, iteration):
     file = Path(out, "samples.jsonl")
-    if file.exists():
+    if not file.exists():
+        return
+    try:
         lines = file.read_text().split("\n")[:-1]  # the last may be unfinished
         kept = [line for line in lines if json.loads(line)["iteration"] <= iteration]
-        file.write_text("".join(line + "\n" for line in kept))
+    except (ValueError, TypeError, KeyError):  # damaged, but of no importance for the run
+        return
+    file.write_text("".join(line + "\n" for line in kept))
 
 
 def save(models, cfg):
@@ -583,8 +629,10 @@ def save(models, cfg):
             models.tok.save_pretrained(new, save_jinja_files=False)
         torch.save(state, Path(new, "trainer.pt"))
     except Exception as error:  # not only an OSError, if the disk is full
-        raise UserError(f"{new} cannot be written: {one_line(error)}. What was saved before is "
-                        f"whole. Make room, then --resume {cfg.out}") from error
+        saved = Path(cfg.out, "checkpoint", "trainer.pt").exists()
+        advice = f"then --resume {cfg.out}, which is whole as last saved" if saved else "begin anew"
+        raise UserError(f"{new} cannot be written: {one_line(error)}. Make room, {advice}."
+                        ) from error
     for file in sorted(new.iterdir()):
         file.replace(Path(cfg.out, "checkpoint", file.name))
     new.rmdir()
@@ -593,14 +641,17 @@ def save(models, cfg):
 
 def load_trainer(run):  # -> what `save` has put into trainer.pt
     file = Path(run, "checkpoint", "trainer.pt")
-    need(file.is_file(), f"{run} was stopped before its first checkpoint. Begin a new run.")
+    need(file.is_file(), f"{run} has no checkpoint/trainer.pt, so it cannot be resumed. Begin a "
+                         f"new run, with its policy if that was saved: --model {run}")
     try:
         state = torch.load(file, map_location="cpu", mmap=True)
         if "origin" in state:  # of an older version, such as "bandit-ppo-seed0 by ragen_mini.py"
             state["script"] = state["origin"].rpartition(" by ")[2].removesuffix(".py")
             state["settings"] = json.loads(Path(run, "config.json").read_text())
-        need(isinstance(state, dict) and {"log", "script", "settings", "optimizer"} <= state.keys(),
-             "it is not the file of a run")
+        need(isinstance(state, dict) and {"log", "script", "settings", "optimizer"} <= state.keys()
+             and isinstance(state["settings"], dict), "it is not the file of a run")
+        for line in state["log"].splitlines():
+            json.loads(line)
         return state
     except Exception as error:  # torch raises many kinds for a damaged file
         raise UserError(f"{file} cannot be read: {one_line(error)}. If the policy is whole, begin "
@@ -613,15 +664,18 @@ def restore(models, cfg):  # -> the log as it was when it was saved
     need(state["script"] == script(),
          f"--resume {run}: it was trained by {state['script']}. Use that script.")
     for name in ("env", "algo", "seed"):
-        was, now = state["settings"][name], as_json(cfg)[name]
+        was, now = state["settings"].get(name), as_json(cfg)[name]
         need(was == now, f"--resume {run}: its checkpoint is of a run with {option(name)} {was}, "
                          f"not {now}. Were files of two runs mixed up?")
-    # With --lr another rate may follow, but the state of Adam is that of the run.
-    state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]
     try:
+        # With --lr another rate may follow, but the state of Adam is that of the run.
+        state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]
         for name, part in vars(models).items():
-            if part and name in state:  # with --kl-coef 0 there is no ref
-                part.load_state_dict(state[name])
+            if part and hasattr(part, "load_state_dict"):
+                # With --kl-coef 0 the run had no reference.
+                need(name in state or name == "ref", f"it has no {name}")
+                if name in state:
+                    part.load_state_dict(state[name])
     except Exception as error:
         raise UserError(f"--resume {run}: its checkpoint does not fit the model {cfg.model}: "
                         f"{one_line(error)}") from error
@@ -751,6 +805,11 @@ def one_line(error):
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def program_of(argument):  # "my folder/recipes.py rloo" -> "my folder/recipes.py", "rloo"
+    script, py, recipe = argument.rpartition(".py")
+    return [script + py, *recipe.split()] if py else [argument]
+
+
 def print_next_steps(cfg, i, dead):  # dead: the number of its last iterations without an update
     """Where the picture of a run is, how to see the model play, how to go on."""
     iterations = cfg.iterations + 30 if i == cfg.iterations else cfg.iterations
@@ -759,27 +818,35 @@ def print_next_steps(cfg, i, dead):  # dead: the number of its last iterations w
     if dead:
         print(f"ended at {i}: no update in {dead} iterations, because returns were equal. "
               f"See: python plots.py collapse {cfg.out!r}")
+    if not isinstance(cfg.env, str):  # only who has the class can go on
+        return
     if not by_command_line or script() in ("notebook", "python"):
         print(f"go on:   import ragen_mini as rm; rm.train(rm.parse_config("
               f"['--resume', {cfg.out!r}, '--iterations', '{iterations}']))")
         return
+    # A recipe has its name behind that of the script: recipes.py rloo.
+    program = " ".join(shlex.quote(part) for part in program_of(sys.argv[0]))
+    out = shlex.quote(cfg.out)
     if not Path(cfg.out, "checkpoint", "adapter_config.json").exists():  # --model takes no adapter
-        print(f"watch:   python {sys.argv[0]} --model {cfg.out!r} --play 8")
+        print(f"watch:   python {program} --model {out} --play 8")
     if not dead:
-        print(f"go on:   python {sys.argv[0]} --resume {cfg.out!r} --iterations {iterations}")
+        print(f"go on:   python {program} --resume {out} --iterations {iterations}")
 
 
 @contextlib.contextmanager
 def one_line_errors():
     """The command line shows the message of a mistake, without a traceback. Ctrl-C exits with 130.
     """
+    for stream in (sys.stdout, sys.stderr):  # a terminal may not know all characters
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         yield
         if STOP.is_set():  # `train` has saved and returned early
             sys.exit(130)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (UserError, envs.NoLevel) as error:
+    except (UserError, envs.EnvError) as error:
         sys.exit(one_line(error))
     except BrokenPipeError:  # the output goes to a program that has ended, such as `head`
         os._exit(141)
