@@ -152,9 +152,7 @@ def early_turns_count_more():
     def take_turn_and_scale(traj, tok, cfg, ends):
         last = len(traj.ids) - 1  # the last token of the answer has its reward
         take_turn(traj, tok, cfg, ends)
-        scale = 0.9 ** (len(traj.turns) - 1)
-        traj.reward[last] *= scale
-        traj.turns[-1]["reward"] *= scale
+        traj.reward[last] *= 0.9 ** (len(traj.turns) - 1)
     rm.take_turn = take_turn_and_scale
 
 
@@ -420,9 +418,11 @@ RECIPES = {recipe.__name__: recipe for recipe in (
 def main():
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in RECIPES:
-        for known, recipe in RECIPES.items():
-            print(f"{known:24}{inspect.getdoc(recipe).splitlines()[0]}")
-        print("\nChoose one: python extras/recipes.py rloo --env bandit --algo grpo")
+        with runs.one_line_errors():
+            for known, recipe in RECIPES.items():
+                print(f"{known:24}{inspect.getdoc(recipe).splitlines()[0]}")
+            print("\nChoose one: python extras/recipes.py rloo --env bandit --algo grpo")
+            sys.stdout.flush()
         sys.exit(0 if name in ("-h", "--help") else f"There is no recipe {name}.")
     sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # so a run has the recipe's name, see runs.script
     try:

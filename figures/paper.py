@@ -348,7 +348,8 @@ def draw(title, panels, out, columns):
     with plots.picture(out, 12, 3 * height + 0.5) as fig:
         for place, panel in enumerate(panels, 1):
             ax = fig.add_subplot(height, columns, place)
-            plots.finish_panel(ax, panel.title, log=panel.metric.startswith("grad_norm"))
+            scale = "log" if panel.metric.startswith("grad_norm") else "linear"
+            plots.finish_panel(ax, panel.title, scale=scale)
             # finish_panel has set limits for what was drawn before. The lines come now.
             ax.autoscale(axis="y")
             if panel.metric.startswith("eval "):
