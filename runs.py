@@ -664,7 +664,9 @@ def restore(models, cfg):  # -> the log as it was when it was saved
     need(state["script"] == script(),
          f"--resume {run}: it was trained by {state['script']}. Use that script.")
     for name in ("env", "algo", "seed"):
-        was, now = state["settings"].get(name), as_json(cfg)[name]
+        was, now = state["settings"].get(name), getattr(cfg, name)
+        if name == "env":  # a file may have another path now
+            was, now = envs.title(was), envs.title(now)
         need(was == now, f"--resume {run}: its checkpoint is of a run with {option(name)} {was}, "
                          f"not {now}. Were files of two runs mixed up?")
     try:

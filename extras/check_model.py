@@ -9,6 +9,7 @@ The program itself makes the same check when it loads a model, but with a first 
 check_policy), and compares rollout and update in each iteration. Some mistakes show only in long
 episodes, such as attention that does not look back to the beginning. Here they show at once.
 """
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,11 @@ def full_length(answer, env, tok, cfg):  # -> ids: the state, again and again, t
 
 
 def main():
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s MODEL [options of ragen_mini.py]", description=__doc__,
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a hub id")
+    parser.parse_known_args()  # for --help
     with runs.one_line_errors():
         need(len(sys.argv) > 1 and not sys.argv[1].startswith("-"),
              "Which model? For example: python extras/check_model.py Qwen/Qwen2.5-0.5B-Instruct")

@@ -172,16 +172,24 @@ def check_class(env):
                "`reset` or `step` of its own")
     said = isinstance(env.instruction, str) and env.instruction.strip()
     want(said, f"`instruction` must tell the model its task, but it is {env.instruction!r}")
+    check_letters("`instruction`", env.instruction)
     words = (isinstance(env.actions, (tuple, list))
              and all(isinstance(word, str) for word in env.actions))
     want(words and env.actions, f"`actions` is {env.actions!r}. It must be a tuple of words")
     lower = [action.lower() for action in env.actions]
     for action in env.actions:
+        check_letters("an action", action)
         plain = (action and action == action.strip()
                  and not re.search(r"\|\||</?(think|answer)>", action))
         want(plain and lower.count(action.lower()) == 1,
              f"the action {action!r} is empty, has || or a tag such as <think> in it, begins or "
              f"ends with a blank, or is there twice (capitals do not count)")
+
+
+def check_letters(what, text):
+    """Tokenizers say only TypeError where a text has half of a UTF-16 pair."""
+    want(not re.search("[\ud800-\udfff]", text),
+         f"{what} is {text!r}. It has a lone surrogate, which no tokenizer can read")
 
 
 def check_draw(env):
@@ -247,6 +255,7 @@ def check_render(env):
          f"`render` must return text, but it returned {text!r}")
     want("\n\n" not in text,
          f"`render` must return one paragraph, without an empty line, but it returned {text!r}")
+    check_letters("what `render` returned", text)
     facts = getattr(env, "facts", None)  # for extras/thoughts.py
     if facts:
         want(isinstance(facts(), dict), f"`facts` must return a dict, but it returned {facts()!r}")

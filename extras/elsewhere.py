@@ -45,8 +45,7 @@ def own_options():  # sets NAMES. The other options stay on the command line
 
 def check(cfg):
     if cfg.resume and not NAMES:
-        logged = plots.load(Path(cfg.resume).expanduser()).yardsticks
-        NAMES[:] = [name for name in logged if name != envs.title(cfg.env)]
+        NAMES[:] = names_in_log(cfg)
     runs.need(NAMES, "--eval-envs is missing. For example: --eval-envs bandit_test,bandit_rev")
     runs.need(cfg.eval_every, "--eval-every is 0, so nothing would be evaluated. Leave it out.")
     for name in NAMES:
@@ -54,6 +53,27 @@ def check(cfg):
             envs.make(name)
         except ValueError as error:
             raise runs.UserError(f"--eval-envs: {error}") from error
+    called = {envs.title(cfg.env): cfg.env}
+    for name in NAMES:
+        other = called.setdefault(envs.title(name), name)
+        # One file can be named in several ways.
+        runs.need(Path(other).resolve() == Path(name).resolve(),
+                  f"--eval-envs: in the log, {other} and {name} would have the same name. Rename "
+                  f"one of the classes.")
+    runs.need(len(called) > 1, f"--eval-envs names only {cfg.env}, in which it is evaluated "
+                               f"anyway. Name others.")
+
+
+def names_in_log(cfg):  # of the other environments in which the run of --resume was evaluated
+    try:
+        logged = plots.load(Path(cfg.resume).expanduser()).yardsticks
+    except ValueError as error:
+        raise runs.UserError(f"--resume: {error}") from error
+    names = [name for name in logged if name != envs.title(cfg.env)]
+    for name in names:
+        runs.need(name in envs.ENVS, f"--resume {cfg.resume}: its log does not say in which file "
+                                     f"{name} is. Give --eval-envs again.")
+    return names
 
 
 def main():

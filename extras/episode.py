@@ -56,6 +56,7 @@ LAST_MILLISECONDS = 3600
 
 
 def episode(run, gif=False):  # -> the file that it writes
+    run = Path(run).expanduser()
     pairs = first_and_last(samples_of(run))
     if gif:
         out = Path(run, "episode.gif")
@@ -84,10 +85,12 @@ def samples_of(run):
 
 def whole_lines(file):  # -> samples; a killed run may leave a line that is none
     samples = []
-    for line in file.read_text().splitlines():
+    for line in file.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             sample = json.loads(line)
-            if {"iteration", "env", "turns", "text"} <= sample.keys() and sample["turns"]:
+            whole = (isinstance(sample, dict) and sample.get("turns")
+                     and {"iteration", "env", "text"} <= sample.keys())
+            if whole:
                 samples.append(sample)
     return samples
 

@@ -274,7 +274,8 @@ WAYS = {"graph": graph, "compile": compile_, "batching": batching}
 def main():
     way = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if way not in WAYS:
-        print(__doc__)
+        with runs.one_line_errors():
+            print(__doc__, flush=True)
         sys.exit(0 if way in ("-h", "--help") else f"There is no way {way}.")
     sys.argv[:2] = [f"{sys.argv[0]} {way}"]  # so a run has the name of the way, see runs.script
     WAYS[way]()

@@ -8,6 +8,7 @@ an action.
 Levels that are held out for evaluation do not occur. An episode has no limit, but
 gymnasium.wrappers.TimeLimit sets one. The task in words is env.unwrapped.game.instruction.
 """
+import argparse
 import string
 import sys
 from pathlib import Path
@@ -54,10 +55,12 @@ def play(name):
 
 def main():
     sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
-    if len(sys.argv) > 2:
-        sys.exit("Give one environment only: python extras/gymnasium_env.py sokoban")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env", nargs="?", default="frozenlake", help="its name, or FILE.py:CLASS")
+    args = parser.parse_args()
     try:
-        play(*sys.argv[1:] or ["frozenlake"])
+        play(args.env)
     except ValueError as error:  # no such environment
         sys.exit(str(error))
 

@@ -4,6 +4,7 @@
     python extras/play.py extras/my_world.py:Guess      an environment of your own
 """
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,8 @@ def play(env):
     while not env.over:
         print(f"\n{' / '.join(env.actions)} (or first letters; several: a || b; nothing: stop): ",
               end="", flush=True)
-        line = sys.stdin.readline().strip().lower()  # also empty where the input has ended
+        # It is also empty where the input has ended. There is no stdin at all if it was closed.
+        line = sys.stdin.readline().strip().lower() if sys.stdin else ""
         if not line:
             return
         info = run_actions(env, line) or info
@@ -57,8 +59,11 @@ def main():
         parser.exit(1, f"{error}\n")
     try:
         play(env)
+        sys.stdout.flush()
     except KeyboardInterrupt:  # the way out of a game
         print()
+    except BrokenPipeError:  # as in runs.py, which would need seconds to import torch
+        os._exit(141)
 
 
 if __name__ == "__main__":

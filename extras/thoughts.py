@@ -139,7 +139,10 @@ def own_option():  # -> --pay, or None. The other options stay on the command li
 def set_pay(cfg, pay):  # pay: of the command line, or None
     global PAY
     if pay is None and cfg.resume:
-        _, paid = plots.load(Path(cfg.resume).expanduser()).series("pay")
+        try:
+            _, paid = plots.load(Path(cfg.resume).expanduser()).series("pay")
+        except ValueError as error:
+            raise runs.UserError(f"--resume: {error}") from error
         runs.need(len(paid), f"--resume {cfg.resume}: it was not trained by thoughts.py. Use the "
                              f"script that began it.")
         pay = float(paid[-1])  # NumPy's number would make all rewards doubles

@@ -158,6 +158,7 @@ def parse(argv):  # -> options of this program, cfg
     options_first = any(word.startswith("--") for word in argv[:2]) and "--help" not in argv
     need(not options_first, "MODEL and OUT come first, then the options.")
     args, options = parser.parse_known_args(argv)
+    args.out = Path(args.out).expanduser()
     if args.warm_lr is None:
         args.warm_lr = 2e-4 if args.lora else 2e-5
 
@@ -167,7 +168,7 @@ def parse(argv):  # -> options of this program, cfg
         need(name not in given, f"{runs.option(name)} has no effect here. The options of this "
                                 f"program are MODEL OUT --warm-lr --lessons --lesson-lr")
     cfg = rm.parse_config(options)
-    need(not Path(args.out).exists(), f"{args.out} exists. Give another folder.")
+    need(not args.out.exists(), f"{args.out} exists. Give another folder.")
     need(0 < args.warm_lr < 1 and 0 < args.lesson_lr < 1,
          "--warm-lr and --lesson-lr must be above 0 and below 1.")
     need(args.lessons >= 0, f"--lessons is {args.lessons}. It must be 0 or more.")
@@ -176,10 +177,17 @@ def parse(argv):  # -> options of this program, cfg
     return args, cfg
 
 
+def check_can_be_made(folder):
+    """If it cannot be made, that is said now, not after the lessons. Nothing is left behind."""
+    folder = folder.resolve()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True)
+    for path in missing:
+        path.rmdir()
+
+
 def warm_start(args, cfg):
-    # If the folder cannot be made, say so now, not after the lessons.
-    Path(args.out).mkdir(parents=True)
-    Path(args.out).rmdir()
+    check_can_be_made(args.out)
     if args.bf16:
         recipes.calculate_in_bf16()
     models = rm.load_models(replace(cfg, eval_only=True))  # without critic and reference
@@ -195,7 +203,7 @@ def warm_start(args, cfg):
         rm.evaluate(models, replace(cfg, eval_prompts=min(cfg.eval_prompts, 64)))
     if args.lora:
         models.policy = models.policy.merge_and_unload()
-    out = runs.free_folder(replace(cfg, out=args.out))  # somebody may have made it meanwhile
+    out = runs.free_folder(replace(cfg, out=str(args.out)))  # somebody may have made it meanwhile
     models.policy.save_pretrained(out)
     models.tok.save_pretrained(out, save_jinja_files=False)
     options = "" if runs.is_tiny(str(out)) else f" {AFTER_IT}"

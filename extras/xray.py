@@ -25,6 +25,7 @@ from runs import UserError, need
 
 
 def xray(run):  # -> path of the page
+    run = Path(run).expanduser()
     need(Path(run, "checkpoint").is_dir(), f"{run} is not the folder of a run with a checkpoint.")
     cfg = rm.parse_config(["--resume", str(run)])
     models, state = load(run, cfg)
@@ -41,11 +42,16 @@ def xray(run):  # -> path of the page
 
 
 def load(run, cfg):  # -> models, trainer.pt
+    file = Path(run, "checkpoint", "trainer.pt")
+    state = runs.load_trainer(run)
+    need(state["log"], f"{file} is damaged, because the log in it is empty.")
+    for name in ("env", "algo", "seed"):  # as runs.restore does
+        was, now = state["settings"].get(name), getattr(cfg, name)
+        need(was == now, f"{run}: its checkpoint is of a run with {runs.option(name)} {was}, but "
+                         f"its config.json says {now}. Were files of two runs mixed up?")
     models = rm.load_models(cfg)
     models.optimizer = rm.make_optimizer(models, cfg)
-    file = Path(run, "checkpoint", "trainer.pt")
     try:
-        state = torch.load(file, map_location="cpu", mmap=True)
         assert settings(state["optimizer"]) == settings(models.optimizer.state_dict())
         for name, part in vars(models).items():
             if part and name in state:

@@ -185,9 +185,18 @@ def test_a_frame_shows_the_turn_of_each_episode_or_its_end():
 
 
 # ----------------------------------------------------------------------------------------- mistakes
+def test_bytes_that_are_no_text_are_named_and_a_folder_at_home_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/samples.jsonl").write_bytes(bytes(range(256)))
+    with pytest.raises(UserError, match="run/samples.jsonl is empty or damaged"):
+        episode.episode("~/run")
+
+
 @pytest.mark.parametrize("files, says", [
     ({}, "no samples.jsonl"),
     ({"samples.jsonl": "{\n"}, "empty or damaged"),
+    ({"samples.jsonl": "5\n[1]\nnull\n"}, "empty or damaged"),
     ({"samples.jsonl": {"iteration": 0, "env": "bandit", "turns": []}}, "empty or damaged"),
     ({"samples.jsonl": sample(20, 0, 1.0)}, "only one evaluation"),
     ({"samples.jsonl": sample(0, 0, 0.0), "config.json": {"env": "bandit"}}, "trained in bandit"),

@@ -1,6 +1,7 @@
 """extras/elsewhere.py: training as it is, with evaluations in other environments."""
 import json
 import runpy
+import shutil
 import sys
 
 import numpy as np
@@ -63,8 +64,43 @@ def test_a_resumed_run_goes_on_in_the_environments_of_its_log(command):
         ["sokoban", "sokoban_newvocab"]] * 3
 
 
+def test_environments_of_files_are_named_again_for_resume(command, capsys):
+    """The log knows their classes only."""
+    shutil.copy(ROOT / "extras/my_world.py", "mine.py")
+    command(f"--model {{model}} {SMALL} --out run --eval-envs mine.py:Guess")
+    with pytest.raises(SystemExit, match="Guess is. Give --eval-envs again"):
+        command("--resume run --iterations 2")
+    command("--resume run --iterations 2 --eval-envs ./mine.py:Guess,sokoban")
+    assert [list(row["eval"]) for row in rows_of("run") if "eval" in row] == [
+        ["sokoban", "Guess"]] * 3
+
+
+@pytest.mark.parametrize("damage", ["garbage\n", None])
+def test_a_log_that_cannot_be_read_is_one_line(damage, command, tmp_path):
+    command(f"--model {{model}} {SMALL} --out run --eval-envs bandit")
+    file = tmp_path / "run/log.jsonl"
+    if damage:
+        file.write_text(damage)
+    else:
+        file.unlink()
+    with pytest.raises(SystemExit, match="log.jsonl"):
+        command("--resume run --iterations 2")
+
+
+def test_two_classes_of_one_name_are_refused(command, tmp_path):
+    """In the log, one would take the place of the other."""
+    for name in ("one.py", "two.py"):
+        shutil.copy(ROOT / "extras/my_world.py", name)
+    for flags in ("--env one.py:Guess --eval-envs two.py:Guess",
+                  "--eval-envs bandit,one.py:Guess,two.py:Guess"):
+        with pytest.raises(SystemExit, match="one.py:Guess and two.py:Guess"):
+            command(f"--model {{model}} {SMALL} --out run {flags}")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("flags, said", [
-    ("", "--eval-envs is missing"), ("--eval-envs bandit --eval-every 0", "--eval-every is 0"),
+    ("", "--eval-envs is missing"), ("--eval-envs sokoban", "only sokoban"),
+    ("--eval-envs bandit --eval-every 0", "--eval-every is 0"),
     ("--eval-envs bandit,chess", "--eval-envs: chess is no environment"),
     ("--eval-envs bandit --eval-only", "Leave out --eval-envs"),
     ("--eval-envs bandit --play 3", "Leave out --eval-envs")])

@@ -262,6 +262,14 @@ def test_a_resumed_run_pays_as_the_log_says(folder, tmp_path, command):
     assert type(thoughts.PAY) is float
 
 
+def test_a_log_that_cannot_be_read_is_one_line(folder, tmp_path, command):
+    run = tmp_path / "run"
+    command(f"--model {folder} --env frozenlake --pay 0.5 {SMALL} --out {run}")
+    (run / "log.jsonl").write_text("garbage\n")
+    with pytest.raises(SystemExit, match="log.jsonl"):
+        command(f"--resume {run} --iterations 2")
+
+
 def test_runs_of_other_scripts_are_not_resumed(folder, tmp_path, command, monkeypatch):
     monkeypatch.setattr(rm, "take_turn", thoughts.take_turn_without_pay)
     monkeypatch.setattr(sys, "argv", ["ragen_mini.py"])
@@ -280,7 +288,9 @@ def test_mistakes(folder, tmp_path, command, flags, said):
     mine = tmp_path / "mine.py"
     mine.write_text("import envs\n\n\nclass Mute(envs.Env):\n    split = False\n"
                     "    actions = ('Push',)\n\n    @staticmethod\n    def draw(rng):\n"
-                    "        return 0, 0\n\n    def render(self):\n        return 'x'\n")
+                    "        return 0, 0\n\n    def render(self):\n        return 'x'\n\n"
+                    "    def outcomes(self, state, action):\n"
+                    "        return [(1.0, 0, 0.0, True)]\n")
     with pytest.raises(SystemExit, match=said):
         command(f"--model {folder} {SMALL} --out {tmp_path}/run {flags.format(mine=mine)}")
     assert not (tmp_path / "run").exists()

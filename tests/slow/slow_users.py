@@ -283,21 +283,33 @@ def process(command, **how):  # in a terminal that has only ASCII
                           capture_output=True, text=True, **how)
 
 
-def test_a_terminal_that_cannot_show_an_episode_is_told_in_one_line():
-    """Level 0 of the lake has a root sign."""
-    done = process("ragen_mini.py --env frozenlake --device cpu --play 0")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("UnicodeEncodeError")
-    assert "Traceback" not in done.stderr
-
-
 def test_a_terminal_without_a_root_sign_shows_a_question_mark():
-    """Nor has this one an input."""
+    """Level 0 of the lake ends with one. And this terminal has no input."""
+    done = process("ragen_mini.py --env frozenlake --device cpu --play 0")
+    assert done.returncode == 0 and "?" in done.stdout.rpartition("<|im_end|>")[2]
     done = process("extras/play.py sokoban", stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr) == (0, "") and "? box on target" in done.stdout
 
 
+def test_a_closed_input_ends_the_game():
+    done = process("extras/play.py bandit", preexec_fn=lambda: os.close(0))
+    assert (done.returncode, done.stderr) == (0, "") and "Teacher" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["recipes.py", "fast_rollout.py", "play.py"])
+def test_a_reader_that_has_ended_is_no_error(script):
+    """As in `play.py | true`."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, ROOT / "extras" / script], stdin=subprocess.DEVNULL,
+                          stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 @pytest.mark.parametrize("command, prints", [
     ("extras/play.py --help", "python extras/play.py sokoban 7"),
+    ("extras/check_model.py --help", "check_model.py MODEL"),
     ("extras/play.py sokoban", "Up / Down / Left / Right"),  # and the input ends
     ("plots.py curves {runs}/bandit --out x.pdf", "x.pdf\n"),
     ("plots.py curves {runs}/bandit {runs}/mine", "curves.png\n"),
@@ -310,6 +322,12 @@ def test_what_is_right_stays_right(command, prints, finished, user, monkeypatch)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     code, said, errors = user(command.format(runs=finished))
     assert code == 0 and prints in said, (said, errors)
+
+
+def test_help_of_gymnasium_env(user):
+    pytest.importorskip("gymnasium")
+    code, said, errors = user("extras/gymnasium_env.py --help")
+    assert code == 0 and "gymnasium_env.py sokoban" in said, errors
 
 
 def test_an_agent_plays_one_episode(finished, user):

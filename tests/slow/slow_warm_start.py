@@ -49,7 +49,8 @@ def test_the_next_step_of_another_model_is_what_made_smollm2_learn(
         random_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(warm_start, "valid_turns", lambda *_: 1.0)
     out = tmp_path / "warm"
-    warm_start.main([random_folder, str(out), "--env", "bandit", *SMALL])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    warm_start.main([random_folder, "~/warm", "--env", "bandit", *SMALL])
     command = capsys.readouterr().out.split("python ragen_mini.py ")[1].split()
     cfg = rm.parse_config(command)
     assert (cfg.model, cfg.env) == (str(out), "bandit")
@@ -92,6 +93,8 @@ def test_too_few_steps_save_nothing(random_folder, tmp_path, monkeypatch):
     ("tiny --env bandit", "come first"),
     ("tiny out --lr 1e-3", "--lr has no effect"),
     ("tiny out --warm-lr 0", "--warm-lr"),
+    ("tiny ~ --env bandit", "exists"),  # in quotes, so that the shell leaves it
+    ("nowhere a/b/../out --env bandit", "--model nowhere"),
     (f"tiny out --lessons 3 --env {ROOT}/extras/my_world.py:Guess", "no planner for Guess")])
 def test_mistakes_are_named(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """extras/xray.py: its page, compared with the iteration that a resumed run plays."""
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -167,6 +168,29 @@ def test_a_run_with_an_optimizer_of_its_own_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(UserError, match="an optimizer of its own"):
         xray.xray(str(tmp_path / "run"))
+
+
+def test_a_checkpoint_of_another_run_is_refused(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("*.html"))
+    config = json.loads((run / "config.json").read_text())
+    for name, value in (("env", "bandit"), ("seed", 5)):
+        (other / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(UserError, match=f"--{name} {config[name]}, but .* {value}"):
+            xray.xray(str(other))
+    assert not (other / "xray.html").exists()
+
+
+def test_a_checkpoint_with_an_empty_log_is_refused(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    file = other / "checkpoint/trainer.pt"
+    torch.save(torch.load(file) | {"log": ""}, file)
+    with pytest.raises(UserError, match="trainer.pt is damaged"):
+        xray.xray(str(other))
+
+
+def test_a_folder_at_home_is_found(run, monkeypatch):
+    monkeypatch.setenv("HOME", str(run.parent))
+    assert xray.xray(f"~/{run.name}") == run / "xray.html"
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
