@@ -86,6 +86,9 @@ def main():
         cfg = rm.parse_config(["--model", *sys.argv[1:]])
         models = rm.load_models(replace(cfg, kl_coef=0.0))  # without a copy for the KL penalty
         tokens, gap = check(models, cfg)
+        if "strftime_now" in models.tok.chat_template:
+            print("note: its chat template tells the date, so the same level reads differently on "
+                  "another day")
         print(f"right: in an episode of {tokens} tokens log-probs differ by {gap:.1g}")
 
 

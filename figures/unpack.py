@@ -68,7 +68,8 @@ def main(argv=None):
             for name in names:
                 to = Path(folder) if folder else SHIPPED / name
                 need(not folder or (len(names) == 1 and not to.exists()),
-                     f"{folder} exists, or {pattern} names several runs. Give a new folder for one.")
+                     f"{folder} exists, or {pattern} names several runs. Give a new folder for "
+                     f"one.")
                 write(runs[name], to)
                 print(to)
 

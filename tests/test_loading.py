@@ -11,6 +11,7 @@ import torch
 import ragen_mini as rm
 import runs
 from conftest import random_llama, save
+from extras import check_model
 
 
 def refused(function, *args):  # -> the message, which must be one line
@@ -188,3 +189,14 @@ def test_settings_that_a_run_hands_on_are_told(run, capsys):
         assert option in told
     for option in ("--env", "--seed", "--keep"):  # typed; as usual; from a preset
         assert option not in told
+
+
+def test_a_template_with_the_date_is_told(folder, tmp_path, monkeypatch, capsys):
+    """An evaluation cannot be repeated on another day."""
+    model = shutil.copytree(folder, tmp_path / "dated")
+    template = model / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text())
+    for name, told in ((model, True), (folder, False)):
+        monkeypatch.setattr(sys, "argv", ["check_model.py", str(name), "--device", "cpu", "--env", "bandit"])
+        check_model.main()
+        assert ("date" in capsys.readouterr().out) is told
