@@ -397,7 +397,7 @@ def find_class(name):
     if not Path(file).is_file():
         raise EnvError(f"{name} is no environment. Choose one of {', '.join(ENVS)}, or give "
                        f"FILE.py:CLASS for one of your own.")
-    defined = run_file(file)
+    defined = run_file(str(Path(file).resolve()))
     if class_name not in defined:
         raise EnvError(f"{file} does not define a class {class_name}.")
     return defined[class_name]

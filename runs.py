@@ -673,11 +673,10 @@ def restore(models, cfg):  # -> the log as it was when it was saved
         # With --lr another rate may follow, but the state of Adam is that of the run.
         state["optimizer"]["param_groups"] = models.optimizer.state_dict()["param_groups"]
         for name, part in vars(models).items():
-            if part and hasattr(part, "load_state_dict"):
-                # With --kl-coef 0 the run had no reference.
-                need(name in state or name == "ref", f"it has no {name}")
-                if name in state:
-                    part.load_state_dict(state[name])
+            must_be_there = part and name in ("policy", "critic", "optimizer")
+            need(name in state or not must_be_there, f"it has no {name}")
+            if part and name in state:  # with --kl-coef 0 there was no reference
+                part.load_state_dict(state[name])
     except Exception as error:
         raise UserError(f"--resume {run}: its checkpoint does not fit the model {cfg.model}: "
                         f"{one_line(error)}") from error

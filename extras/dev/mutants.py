@@ -292,7 +292,7 @@ MUTANTS = {  # file -> what is wrong; a piece of its code; what stands there ins
         ("--resume forgets the reference",
          "part.load_state_dict(state[name])", 'name == "ref" or part.load_state_dict(state[name])'),
         ("--lr beside --resume has no effect",
-         '    state["optimizer"]["param_groups"] = '
+         '        state["optimizer"]["param_groups"] = '
          'models.optimizer.state_dict()["param_groups"]\n',
          ""),
         ("--resume keeps rows that came after the checkpoint",
