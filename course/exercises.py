@@ -130,8 +130,28 @@ class WindyLake(envs.FrozenLake):
         return [(0.7, *intended), (0.3, *blown)]
 
 
+class Light(envs.Env):
+    """One switch. Nothing ever ends the episode, and a state that is won need not stay won."""
+    actions = ("Press",)
+    split = False
+
+    @staticmethod
+    def draw(rng):
+        return {}, "off"
+
+    def outcomes(self, state, action):
+        return [(1.0, "on" if state == "off" else "off", 0.0, False)]
+
+    def won(self, state):
+        return state == "on"
+
+    def render(self):
+        return f"The light is {self.state}."
+
+
 def some_environment(g, i):
-    name = in_turn(i, "frozenlake", "sokoban", "bandit", WindyLake, "frozenlake", "bandit_rev")
+    name = in_turn(i, "frozenlake", "sokoban", "bandit", WindyLake, "frozenlake", Light,
+                   "bandit_rev")
     env = envs.make(name, success_rate=pick(g, 1 / 3, 0.8, 0.9))
     env.reset(whole(g, 0, 99))
     horizon = in_turn(i, 10, 4, 3, 5, 2)  # ten actions: who keeps no results needs hours
@@ -153,14 +173,15 @@ INSTEAD = {  # part of the text: what stands there in a corner case
         "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2", "\nDown\n", "Down.",
         "D", "Up|||Left", "Up||Up||Up||Up||Up</think>", "Up||Up||Up||Up||Up||<think>",
         "Up||Up||Up||Up||Up</answer>", "Up||Up||Up||Up||Up||<think>x</think>",
-        "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p"],
+        "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p",
+        "Up||Up||Up||Up||Up||go 2 steps!"],
     "thought": [
         "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>",
         "<think>x</think><think>y</think>", "<think>an <answer> in it</think>",
         "<think>x<think></think>", "<think>x</think></think>", "<Think>x</Think>",
         "<think>x</answer>y</think>", "<think><THINK></think>",
         "<think>x</think><answer>Up</answer>", "x</think>", "</think>", "<think>", "<think>x",
-        " ", "\n", "\t"],
+        " ", "\n", "\t", "<think>I am <thinking> hard</think>"],
     "before": [" ", "\n", "So: "],
     "gap": [" ", "\n\n", " \t\n ", "so"],
     "behind": ["\n", " \t\n", " and more", "\nand more", ".", "<think>y</think>",
@@ -172,7 +193,7 @@ LONG = ("<think>" + "x " * 50_000 + "</think><answer>" + "Up||" * 20_000 + "Up</
 HOSTILE = [  # a careless pattern needs minutes, and a recursive one too much of the stack
     "<think>" * 14_000, LONG, "<think></think>" * 7000, "<think>" + " " * 100_000,
     "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000,
-    "<answer>" + " " * 100_000]
+    "<answer>" + " " * 100_000, "<answer>" + "Up||" * 8 + "<think></answer>"]
 
 
 def some_text(g, i):
