@@ -130,28 +130,8 @@ class WindyLake(envs.FrozenLake):
         return [(0.7, *intended), (0.3, *blown)]
 
 
-class Light(envs.Env):
-    """One switch. Nothing ever ends the episode, and a state that is won need not stay won."""
-    actions = ("Press",)
-    split = False
-
-    @staticmethod
-    def draw(rng):
-        return {}, "off"
-
-    def outcomes(self, state, action):
-        return [(1.0, "on" if state == "off" else "off", 0.0, False)]
-
-    def won(self, state):
-        return state == "on"
-
-    def render(self):
-        return f"The light is {self.state}."
-
-
 def some_environment(g, i):
-    name = in_turn(i, "frozenlake", "sokoban", "bandit", WindyLake, "frozenlake", Light,
-                   "bandit_rev")
+    name = in_turn(i, "frozenlake", "sokoban", "bandit", WindyLake, "frozenlake", "bandit_rev")
     env = envs.make(name, success_rate=pick(g, 1 / 3, 0.8, 0.9))
     env.reset(whole(g, 0, 99))
     horizon = in_turn(i, 10, 4, 3, 5, 2)  # ten actions: who keeps no results needs hours
