@@ -8,10 +8,12 @@ nothing. Each mutant is the program with one piece of code replaced, in a copy o
 which the tests of the method run until one fails.
 """
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -403,15 +405,27 @@ def main(wanted):
              f"which test fails first where the program is wrong?"]
     alive = 0
     with tempfile.TemporaryDirectory() as folder:
-        project = shutil.copytree(ROOT, Path(folder, "project"), ignore=LEFT_OUT)
-        for file in dict.fromkeys(file for file, _, _, _ in chosen):
-            if test := killer(project, file, "", ""):
-                sys.exit(f"{test} fails, although the program was not changed.")
-        for file, name, old, new in chosen:
-            test = killer(project, file, old, new)
-            alive += test is None
-            lines.append(f"{name}: caught by {test}" if test else f"{name}: SURVIVES")
-            print(lines[-1], flush=True)
+        free = queue.Queue()  # copies of the project, one for each core
+        for core in range(os.cpu_count() or 1):
+            free.put(shutil.copytree(ROOT, Path(folder, f"project{core}"), ignore=LEFT_OUT))
+
+        def first_to_fail(mutant):
+            file, _, old, new = mutant
+            project = free.get()
+            try:
+                return killer(project, file, old, new)
+            finally:
+                free.put(project)
+
+        with ThreadPoolExecutor(free.qsize()) as pool:
+            unchanged = [(file, "", "", "") for file in dict.fromkeys(file for file, *_ in chosen)]
+            for test in pool.map(first_to_fail, unchanged):
+                if test:
+                    sys.exit(f"{test} fails, although the program was not changed.")
+            for (_, name, _, _), test in zip(chosen, pool.map(first_to_fail, chosen)):
+                alive += test is None
+                lines.append(f"{name}: caught by {test}" if test else f"{name}: SURVIVES")
+                print(lines[-1], flush=True)
     lines.append(f"{len(chosen)} mutants, {alive} survive")
     print(lines[-1])
     if not wanted:  # all at once, so that the file is never half of one
