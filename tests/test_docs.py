@@ -98,11 +98,6 @@ def test_plots_draw_without_torch(tmp_path):
         assert (tmp_path / f"{what}.png").stat().st_size > 10_000
 
 
-def test_training_does_not_wait_for_matplotlib():
-    code = "import sys, ragen_mini; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
 # ----------------------------------------------------------------------------------------------------- README
 def commands(script):
     """The arguments of the lines of README that begin with `python SCRIPT`, and of commands inside of lines."""

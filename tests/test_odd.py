@@ -29,10 +29,20 @@ def small(cfg, tmp_path, monkeypatch):
     return rm.replace(cfg, env="bandit", prompts=2, rollouts=2, iterations=1, eval_every=0)
 
 
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """A run of one iteration, made once."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ragen_mini.py"])
+        rm.train(rm.Config(model=folder, device="cpu", env="bandit", max_new_tokens=12, prompts=2, rollouts=2,
+                           iterations=1, eval_every=0, lr=1e-3, critic_lr=1e-3, out=str(out)))
+    return out
+
+
 @pytest.fixture
-def run(small, tmp_path):
-    rm.train(rm.replace(small, out="run"))
-    return tmp_path / "run"
+def run(small, trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def resume(*more):

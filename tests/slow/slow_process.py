@@ -190,3 +190,8 @@ def test_an_unknown_option_is_argparses_and_exit_code_2(start, tmp_path):
     code, said, lines = finish(start(f"--kep 1 --out {tmp_path}/run"))
     assert (code, said) == (2, "") and "--kep" in lines[-1]
     assert not (tmp_path / "run").exists()
+
+
+def test_training_does_not_wait_for_matplotlib():
+    code = "import sys, ragen_mini; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
