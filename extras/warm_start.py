@@ -14,7 +14,10 @@ The scripts are those of tiny/cold_start.py: mostly a habit (a stock phrase, the
 now and then a planner. It ends when nine of ten turns are valid.
 
 --lessons 40 begins with 40 steps on the planner's turns alone. They taught SmolLM2-135M to play the
-lake in words (extras/told_lake.py). Whether they teach a model to read a map is open.
+lake in words (extras/told_lake.py).
+
+--reading 200 comes before that, for the lake and Sokoban as maps: 200 steps on maps alone, without
+the instruction. In these and in the lessons that follow the thoughts say where everything is.
 
 --lora (pip install peft) trains low-rank adapters, which need less memory, and merges them.
 """
@@ -23,6 +26,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 from time import perf_counter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +39,7 @@ import cold_start
 import envs
 import ragen_mini as rm
 import runs
+from cold_start import offset
 from extras import recipes
 from runs import need
 
@@ -47,8 +52,9 @@ EPISODES = 4
 TRIED_EVERY = 5
 # This share of valid turns is enough.
 ENOUGH = 0.9
-# A lesson has so many turns. Each is the first of an episode, so that many levels are seen.
+# A step of the lessons has so many turns, and a step of reading so many maps.
 TURNS_OF_A_LESSON = 32
+MAPS_OF_A_LESSON = 16
 REPORTED_EVERY = 10
 # These options of ragen_mini.py have no effect here, where nothing is learned from rewards.
 OF_RL = ("lr", "critic_lr", "iterations", "out", "resume", "play", "eval_only")
@@ -56,19 +62,30 @@ OF_RL = ("lr", "critic_lr", "iterations", "out", "resume", "play", "eval_only")
 AFTER_IT = "--algo grpo --adv-norm mean --kl-coef 0 --lr 2e-5"
 
 
+def teach_reading(models, cfg, lr, steps):
+    teach("map", maps_to_read, models, cfg, lr, steps)
+
+
 def teach_planning(models, cfg, lr, steps):
+    teach("lesson", turns_of_the_planner, models, cfg, lr, steps)
+
+
+def teach(name, lesson, models, cfg, lr, steps):  # lesson(rng, tok, cfg) -> trajectories
     rng = np.random.default_rng(cfg.seed)
     optimizer = make_optimizer(models, lr)
-    one_turn = replace(cfg, max_turns=1)
     start = perf_counter()
     for step in range(1, steps + 1):
-        trajs = demonstrations(models.tok, rng, one_turn, {"planner": 1.0}, TURNS_OF_A_LESSON)
         warm_up = min(1, step / 20)
         decay = 1 - (step - 1) / steps
         optimizer.param_groups[0]["lr"] = lr * warm_up * decay
-        loss = learn(models.policy, trajs, optimizer, cfg)
+        loss = learn(models.policy, lesson(rng, models.tok, cfg), optimizer, cfg)
         if step % REPORTED_EVERY == 0 or step == steps:
-            print(f"lesson {step}: loss {loss:.2f}, {perf_counter() - start:.0f} s", flush=True)
+            print(f"{name} {step}: loss {loss:.2f}, {perf_counter() - start:.0f} s", flush=True)
+
+
+def turns_of_the_planner(rng, tok, cfg):  # the first of each episode, so that many levels are seen
+    one_turn = replace(cfg, max_turns=1)
+    return demonstrations(tok, rng, one_turn, {"planner": 1.0}, TURNS_OF_A_LESSON)
 
 
 def teach_form(models, cfg, lr):  # -> share of valid turns, after it
@@ -88,6 +105,62 @@ def teach_form(models, cfg, lr):  # -> share of valid turns, after it
     return valid
 
 
+# ------------------------------------------------------------------------------------ reading maps
+def reader(env, actions_left, rng):  # -> thought, actions; None if nothing can be won any more
+    """The planner, but its thought names where everything is. See `reading`."""
+    if isinstance(env, envs.Sokoban):
+        path = cold_start.solve(env)
+        return path and (reading(env), path)
+    # On slippery ice it is better to look again before all moves are made.
+    length = rng.integers(2, 6)
+    return reading(env), cold_start.best_path(env, env.success_rate, actions_left, length)
+
+
+def reading(env):  # -> thought
+    """Cells have names as on a chess board, but row 1 is the upper one. For example
+
+        P _      P a1, G b2, O a2. The goal is 1 down and 1 right.
+        O G
+
+    The long list is there to be learned from. "The goal is 1 down and 1 right" says little about
+    how to read a map, and it takes many lessons more to learn that from it alone.
+    """
+    if isinstance(env, envs.Sokoban):
+        player, boxes = env.state
+        box, target = boxes[0], env.level["targets"][0]
+        wall, _, target_symbol, box_symbol, _, you, _ = env.symbols
+        inside = range(1, env.size - 1)
+        others = [(row, column) for row in inside for column in inside
+                  if (row, column) not in env.level["floor"]]
+        places = {you: [player], box_symbol: [box], target_symbol: [target], wall: others}
+        claims = f"The box is {offset(player, box)}. The target is {offset(box, target)} of it."
+    else:
+        goal = env.level["goal"]
+        places = {"P": [env.state], "G": [goal], "O": sorted(env.level["holes"])}
+        claims = f"The goal is {offset(env.state, goal)}."
+    listed = [" ".join([symbol, *map(name_of, cells)]) for symbol, cells in places.items() if cells]
+    return f" {', '.join(listed)}. {claims}"
+
+
+def name_of(cell):  # (row, column) -> "b1"
+    row, column = cell
+    return f"{ascii_lowercase[column]}{row + 1}"
+
+
+def maps_to_read(rng, tok, cfg):
+    return [map_and_reading(rng, tok, cfg) for _ in range(MAPS_OF_A_LESSON)]
+
+
+def map_and_reading(rng, tok, cfg):  # -> Trajectory, without the instruction, which costs time
+    env = envs.make(cfg.env, cfg.success_rate)
+    env.reset(int(rng.integers(len(envs.EVAL_SEEDS), 2 ** 31)))
+    traj = rm.Trajectory(env, 0, 0)
+    for text, sampled in ((f"State:\n{env.render()}\n<think>", False), (reading(env), True)):
+        traj.append(tok(text, add_special_tokens=False).input_ids, sampled)
+    return traj
+
+
+# ------------------------------------------------------------------------------------- supervision
 def make_optimizer(models, lr):
     trained = [weight for weight in models.policy.parameters() if weight.requires_grad]
     return torch.optim.AdamW(trained, lr)
@@ -108,6 +181,14 @@ def demonstrations(tok, rng, cfg, players=PLAYERS, episodes=EPISODES):  # -> tra
 
 def has_planner(cfg):
     return isinstance(envs.make(cfg.env), PLANNED)
+
+
+def has_map(cfg):  # one that `reading` can read
+    env = envs.make(cfg.env)
+    env.reset(envs.EVAL_SEEDS.stop)
+    if isinstance(env, envs.Sokoban):
+        return len(env.state[1]) == 1
+    return type(env) is envs.FrozenLake  # others may tell their state in words
 
 
 @rm.bf16_on_gpu
@@ -152,6 +233,8 @@ def parse(argv):  # -> options of this program, cfg
                         help="learning rate (default: 2e-5, with --lora 2e-4)")
     parser.add_argument("--lessons", type=int, default=0,
                         help="steps on the planner's turns, which come first (default: 0)")
+    parser.add_argument("--reading", type=int, default=0,
+                        help="steps on maps alone, before the lessons (default: 0)")
     parser.add_argument("--lesson-lr", type=float, default=3e-4,
                         help="learning rate of these, which falls to 0 (default: 3e-4)")
     argv = sys.argv[1:] if argv is None else argv
@@ -174,6 +257,10 @@ def parse(argv):  # -> options of this program, cfg
     need(args.lessons >= 0, f"--lessons is {args.lessons}. It must be 0 or more.")
     need(args.lessons == 0 or has_planner(cfg),
          f"--lessons: there is no planner for {envs.title(cfg.env)}. Leave it out.")
+    need(args.reading >= 0, f"--reading is {args.reading}. It must be 0 or more.")
+    need(args.reading == 0 or has_map(cfg),
+         f"--reading is for frozenlake, and for sokoban with one box, not for "
+         f"{envs.title(cfg.env)}. Leave it out.")
     return args, cfg
 
 
@@ -190,11 +277,14 @@ def warm_start(args, cfg):
     check_can_be_made(args.out)
     if args.bf16:
         recipes.calculate_in_bf16()
+    if args.reading:
+        cold_start.planner = reader
     models = rm.load_models(replace(cfg, eval_only=True))  # without critic and reference
     recipes.share_beginning(models.policy)  # the same gradients, sooner
     if args.lora:
         models.policy = with_adapters(models.policy)
-    with runs.torch_settings(models.policy):
+    with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
+        teach_reading(models, cfg, args.lesson_lr, args.reading)
         teach_planning(models, cfg, args.lesson_lr, args.lessons)
         valid = teach_form(models, cfg, args.warm_lr)
         need(valid >= ENOUGH,

@@ -5,10 +5,13 @@ GRPO.
     python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, a table
 
-There are four tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
+There are six tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
+
+`map` (the lake) and `sokoban` begin with lessons in reading maps. lessons_map and lessons_sokoban
+are their controls: in place of RL the lessons go on, for as many hours.
 
 At every evaluation the whole report is written to figures/smollm2/TASK-seedN.json: the warm start,
 the settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain
@@ -23,35 +26,49 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 FIGURES = Path(__file__).resolve().parents[1]
 ROOT = FIGURES.parent
-sys.path[:0] = [str(ROOT), str(FIGURES)]
+sys.path[:0] = [str(ROOT), str(FIGURES), str(ROOT / "tiny")]
 
+import numpy as np
 import torch
 
+import cold_start
 import envs
 import ledger
 import paper
 import plots
 import ragen_mini as rm
-from extras import recipes, warm_start
+import runs
+from extras import recipes, thoughts, warm_start
 from extras.dev import mutants
 from runs import need, one_line_errors
 
 RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
               max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
+MAPS = ("map", "sokoban")
+# The lessons' learning rate. In the control there is an evaluation after so many lessons.
+LESSON_LR = 3e-4
+LESSONS_BETWEEN = 20
+MAP = dict(prompts=8, iterations=200, eval_every=10, minibatch_size=32, max_new_tokens=112,
+           micro_tokens=2048)
 TASKS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
     "lake": dict(env="frozenlake", iterations=40, eval_every=10),
     "told": dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10),
     "alone": dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8,
-                  minibatch_size=64)}
+                  minibatch_size=64),
+    "map": dict(env="frozenlake", **MAP),
+    "sokoban": dict(env="sokoban", **MAP)}
 TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons",
           "alone": "in words, no lessons"}
 # Lessons of the planner come before those of the form.
-LESSONS = {"told": ["--lessons", "40", "--lesson-lr", "1e-4"]}
+LESSONS = {"told": "--lessons 40 --lesson-lr 1e-4",
+           "map": f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}",
+           "sokoban": f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"}
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -61,12 +78,8 @@ def run(task, seed, model, options=""):
     name = f"{task}-seed{seed}"
     warm = RUNS / f"warm-{name}"
     settings = SHARED | TASKS[task] | {"seed": seed}
-    report = {
-        "command": f"python figures/research/smollm2.py {task} --seed {seed}{options}",
-        "commit": mutants.commit(),
-        "machine": f"one thread of {cpu()}, torch {torch.__version__}",
-        "day": time.strftime("%Y-%m-%d"),
-        "warm start": start_warm(model, warm, settings, LESSONS.get(task, []))}
+    report = beginning(task, seed, options)
+    report["warm start"] = start_warm(model, warm, settings, LESSONS.get(task, "").split())
     cfg = rm.Config(**settings, model=str(warm), out=str(RUNS / name))
     if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
         cfg = rm.parse_config(["--resume", cfg.out])
@@ -80,11 +93,96 @@ def run(task, seed, model, options=""):
             add_to(report, row, models, cfg)
             write(report, DATA / f"{name}.json")
     models = rm.load_models(cfg)
-    if cfg.max_turns == 1:  # the same gradients in half of the time; more turns gain nothing
+    if task in MAPS:
+        watch_claims()
+    if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
         recipes.read_messages_once(models)
     rm.train(cfg, models, callback)
 
 
+def beginning(task, seed, options):  # -> report
+    return {"command": f"python figures/research/smollm2.py {task} --seed {seed}{options}",
+            "commit": mutants.commit(),
+            "machine": f"one thread of {cpu()}, torch {torch.__version__}",
+            "day": time.strftime("%Y-%m-%d")}
+
+
+def watch_claims():
+    """The episodes of evaluations are asked whether their thoughts are true."""
+    rm.take_turn = thoughts.take_turn
+    evaluate = rm.evaluate
+    def evaluate_and_watch(models, cfg, when=""):
+        columns, trajs = evaluate(models, cfg, when)
+        thoughts.watch(columns, trajs, models, cfg)
+        columns["turns_of_eval"] = fmean(len(traj.turns) for traj in trajs)
+        columns["valid_of_eval"] = fmean(turn["valid"] for traj in trajs for turn in traj.turns)
+        return columns, trajs
+    rm.evaluate = evaluate_and_watch
+
+
+# ------------------------------------------------------------------------ lessons in place of RL
+def more_lessons(task, seed, options):
+    """The control: from the same warm start the lessons go on, for as many hours as RL took."""
+    torch.set_num_threads(1)
+    name = f"lessons_{task}-seed{seed}"
+    file = DATA / f"{name}.json"
+    saved = RUNS / name / "state.pt"
+    rl = load().get(f"{task}-seed{seed}")
+    need(rl, f"Its hours are those of RL. Run this first: smollm2.py {task} --seed {seed}")
+    cfg = rm.Config(**rl["settings"], model=str(RUNS / f"warm-{task}-seed{seed}"))
+    cfg.eval_only = True  # no critic, no reference
+    report = beginning(f"lessons_{task}", seed, options) | {
+        "warm start": rl["warm start"],
+        "settings": rl["settings"],
+        "hours of RL": ledger.Run(rl["settings"], rl["rows"]).rows[-1]["seconds"] / 3600,
+        "rows": []}
+
+    watch_claims()
+    cold_start.planner = warm_start.reader
+    models = rm.load_models(cfg)
+    recipes.share_beginning(models.policy)
+    models.optimizer = warm_start.make_optimizer(models, LESSON_LR)
+    if saved.exists():  # it was stopped, and goes on
+        report = json.loads(file.read_text())
+        weights, adam = torch.load(saved)
+        models.policy.load_state_dict(weights)
+        models.optimizer.load_state_dict(adam)
+    with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
+        while seconds_left(report) > 0:
+            step = len(report["rows"])
+            row = {"iteration": step}
+            if step:
+                share_left = seconds_left(report) / 3600 / report["hours of RL"]
+                row |= one_lesson(step, share_left, models, cfg)
+            report["rows"].append(row)
+            if step % LESSONS_BETWEEN == 0 or seconds_left(report) <= 0:
+                columns, trajs = rm.evaluate(models, cfg, f"lesson {step}: ")
+                row |= columns
+                played = [{"iteration": step, "text": runs.transcript(traj, models.tok)}
+                          for traj in trajs[:2]]
+                report["episodes"] = report.get("episodes", played)[:2] + played
+                saved.parent.mkdir(parents=True, exist_ok=True)
+                torch.save((models.policy.state_dict(), models.optimizer.state_dict()), saved)
+                write(report, file)
+
+
+def seconds_left(report):
+    spent = sum(row.get("seconds_update", 0) for row in report["rows"])
+    return 3600 * report["hours of RL"] - spent
+
+
+def one_lesson(step, share_left, models, cfg):  # -> columns
+    """The learning rate falls to 0, as it did in the warm start."""
+    rng = np.random.default_rng([cfg.seed, step])
+    trajs = warm_start.turns_of_the_planner(rng, models.tok, cfg)
+    models.optimizer.param_groups[0]["lr"] = LESSON_LR * min(1, step / 20) * share_left
+    start = time.perf_counter()
+    loss = warm_start.learn(models.policy, trajs, models.optimizer, cfg)
+    return {"loss": loss, "seconds_update": time.perf_counter() - start,
+            "tokens": sum(sum(traj.mask) for traj in trajs)}
+
+
+# ------------------------------------------------------------------------------------- the report
 def add_to(report, row, models, cfg):
     report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
     samples = lines_of(cfg.out, "samples.jsonl")
@@ -102,7 +200,7 @@ def cpu():
 
 def start_warm(model, folder, settings, lessons):  # -> what the program printed
     words = [model, str(folder), *lessons]
-    for key in ("env", "max_turns", "max_new_tokens", "seed"):
+    for key in ("env", "max_turns", "max_new_tokens", "micro_tokens", "seed"):
         if key in settings:
             words += ["--" + key.replace("_", "-"), str(settings[key])]
     told = folder.with_suffix(".txt")
@@ -162,13 +260,13 @@ def draw(reports, out):
     shown = {}  # each seed has one entry in the legend
     with plots.picture(out, 9, 3.4) as fig:
         for ax, task in zip(fig.subplots(1, len(tasks)), tasks):
-            runs = {}
+            of_task = {}
             for seed in range(1, 1 + most_seeds):
                 # Every seed has its colour, also where this task has no run of it.
                 nothing = {"settings": SHARED | TASKS[task], "rows": []}
                 report = reports.get(f"{task}-seed{seed}", nothing)
-                runs[f"seed {seed}"] = ledger.Run(report["settings"], report["rows"])
-            plots.draw_evaluations(ax, runs, f"eval {envs.title(TASKS[task]['env'])}")
+                of_task[f"seed {seed}"] = ledger.Run(report["settings"], report["rows"])
+            plots.draw_evaluations(ax, of_task, f"eval {envs.title(TASKS[task]['env'])}")
             ax.set_title(TITLES[task])
             handles, labels = ax.get_legend_handles_labels()
             shown |= dict(zip(labels, handles))
@@ -181,7 +279,8 @@ def draw(reports, out):
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*TASKS, "draw"])
+    controls = [f"lessons_{task}" for task in MAPS]
+    parser.add_argument("what", choices=[*TASKS, *controls, "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -195,7 +294,11 @@ def main():
         else:
             if args.bf16:
                 recipes.calculate_in_bf16()
-            run(args.what, args.seed, args.model, " --bf16" if args.bf16 else "")
+            options = " --bf16" if args.bf16 else ""
+            if args.what in controls:
+                more_lessons(args.what.removeprefix("lessons_"), args.seed, options)
+            else:
+                run(args.what, args.seed, args.model, options)
 
 
 if __name__ == "__main__":

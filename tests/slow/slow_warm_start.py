@@ -4,10 +4,11 @@ import pytest
 import transformers
 from test_rollout import bpe  # noqa: F401, a fixture
 
+import envs
 import ragen_mini as rm
 import runs
 from conftest import ROOT
-from extras import warm_start
+from extras import thoughts, warm_start
 
 pytestmark = pytest.mark.usefixtures("passes_as_before")
 SMALL = "--device cpu --max-new-tokens 40 --max-turns 2 --eval-prompts 8".split()
@@ -74,6 +75,62 @@ def test_lessons_are_the_first_turns_of_the_planner(cfg, capsys, monkeypatch):
     assert "lesson 10: loss 0.00" in capsys.readouterr().out
 
 
+def board(thought, size, floor):
+    """The map that the list of a thought describes, such as "P a1, G b2, O a2. ..." """
+    cells = [[floor] * size for _ in range(size)]
+    for listed in thought.partition(".")[0].split(","):
+        symbol, *names = listed.split()
+        for name in names:
+            cells[int(name[1:]) - 1]["abcdef".index(name[0])] = symbol
+    return "\n".join(" ".join(row) for row in cells)
+
+
+def with_walls_around(text):
+    inner = [line.split()[1:-1] for line in text.splitlines()[1:-1]]
+    wall = "#" * (len(inner) + 2)
+    rows = [wall, *("#" + "".join(row) + "#" for row in inner), wall]
+    return "\n".join(" ".join(row) for row in rows)
+
+
+@pytest.mark.parametrize("name, size", [("frozenlake", 4), ("sokoban", 6)])
+def test_what_is_read_is_the_map(name, size, tok, cfg):
+    """From the thought alone the map can be drawn again. All of its claims are true."""
+    cfg = rm.replace(cfg, env=name)
+    maps = warm_start.maps_to_read(np.random.default_rng(2), tok, cfg)
+    assert len(maps) == warm_start.MAPS_OF_A_LESSON
+    for traj in maps:
+        thought = warm_start.reading(traj.env)
+        drawn = board(thought, size, "_")
+        if name == "sokoban":
+            drawn = with_walls_around(drawn)
+        # On a target, it is named as you and as the target.
+        assert drawn.replace("O", "S" if "S" in traj.env.render() else "O") == traj.env.render()
+        claims = thoughts.claims_of(thought, *thoughts.facts_of(traj.env))
+        assert len(claims) == {"frozenlake": 1, "sokoban": 2}[name]
+        assert all(is_true for _, is_true in claims)
+        read = [token for token, mask in zip(traj.ids, traj.mask) if mask]
+        assert tok.decode(read).split() == tok.decode(tok(thought).input_ids).split()
+
+
+def test_who_reads_aloud_acts_like_the_planner(cfg):
+    """Without slips, the moves are a way to the goal, or the beginning of one. They end no game."""
+    rng = np.random.default_rng(3)
+    for seed in range(300, 340):
+        lake = envs.FrozenLake(success_rate=1.0)
+        lake.reset(seed)
+        _, moves = warm_start.reader(lake, 10, rng)
+        assert 1 <= len(moves) <= 5
+        for move in moves:
+            lake.step(move)
+        assert lake.state not in lake.level["holes"]
+        sokoban = envs.Sokoban()
+        sokoban.reset(seed)
+        _, moves = warm_start.reader(sokoban, 10, rng)
+        for move in moves:
+            sokoban.step(move)
+        assert sokoban.won(sokoban.state)
+
+
 def test_an_environment_without_a_planner_and_another_tokenizer(bpe, cfg):  # noqa: F811
     cfg = rm.replace(cfg, env=f"{ROOT}/extras/my_world.py:Guess")
     trajs = warm_start.demonstrations(bpe, np.random.default_rng(1), cfg)
@@ -95,6 +152,9 @@ def test_too_few_steps_save_nothing(random_folder, tmp_path, monkeypatch):
     ("tiny out --warm-lr 0", "--warm-lr"),
     ("tiny ~ --env bandit", "exists"),  # in quotes, so that the shell leaves it
     ("nowhere a/b/../out --env bandit", "--model nowhere"),
+    ("tiny out --reading -1", "--reading is -1"),
+    ("tiny out --reading 3 --env bandit", "--reading is for .*, not for bandit"),
+    (f"tiny out --reading 3 --env {ROOT}/extras/told_lake.py:ToldLake", "not for ToldLake"),
     (f"tiny out --lessons 3 --env {ROOT}/extras/my_world.py:Guess", "no planner for Guess")])
 def test_mistakes_are_named(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
