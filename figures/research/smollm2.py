@@ -63,8 +63,9 @@ TASKS = {
                   minibatch_size=64),
     "map": dict(env="frozenlake", **MAP),
     "sokoban": dict(env="sokoban", **MAP)}
-TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map", "told": "in words, after lessons",
-          "alone": "in words, no lessons"}
+TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map,\nno lessons",
+          "told": "in words, after lessons", "alone": "in words, no lessons",
+          "map": "gentle lake, as a map", "sokoban": "Sokoban, as a map"}
 # Lessons of the planner come before those of the form.
 LESSONS = {"told": "--lessons 40 --lesson-lr 1e-4",
            "map": f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}",
@@ -230,7 +231,8 @@ def write(report, file):
 
 # ---------------------------------------------------------------------------------- table, picture
 def load():  # -> {"bandit-seed1": report}
-    files = [file for task in TASKS for file in sorted(DATA.glob(f"{task}-seed*.json"))]
+    names = [*TASKS, *(f"lessons_{task}" for task in MAPS)]
+    files = [file for name in names for file in sorted(DATA.glob(f"{name}-seed*.json"))]
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
@@ -255,25 +257,52 @@ def metric_of(report):
 
 
 def draw(reports, out):
-    tasks = list(dict.fromkeys(name.partition("-")[0] for name in reports))
-    most_seeds = max(report["settings"]["seed"] for report in reports.values())
-    shown = {}  # each seed has one entry in the legend
-    with plots.picture(out, 9, 3.4) as fig:
-        for ax, task in zip(fig.subplots(1, len(tasks)), tasks):
-            of_task = {}
-            for seed in range(1, 1 + most_seeds):
-                # Every seed has its colour, also where this task has no run of it.
-                nothing = {"settings": SHARED | TASKS[task], "rows": []}
-                report = reports.get(f"{task}-seed{seed}", nothing)
-                of_task[f"seed {seed}"] = ledger.Run(report["settings"], report["rows"])
+    above = [task for task in TASKS if task not in MAPS]
+    of_all = {}  # each seed has one entry in the legend
+    with plots.picture(out, 9, 6.6) as fig:
+        axes = fig.subplots(2, len(above))
+        for ax, task in zip(axes[0], above):
+            of_task = {f"seed {seed}": run_of(reports, task, seed) for seed in seeds_of(reports)}
             plots.draw_evaluations(ax, of_task, f"eval {envs.title(TASKS[task]['env'])}")
             ax.set_title(TITLES[task])
             handles, labels = ax.get_legend_handles_labels()
-            shown |= dict(zip(labels, handles))
-        fig.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown))
+            of_all |= dict(zip(labels, handles))
+        fig.legend(of_all.values(), of_all.keys(), loc="outside lower center", ncols=len(of_all))
+        for column, task in enumerate(MAPS):
+            draw_map(axes[1, column], axes[1, column + 2], reports, task)
         fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, in 128 held-out levels")
     paper.shrink(out)
     return out
+
+
+def seeds_of(reports):
+    return range(1, 1 + max(report["settings"]["seed"] for report in reports.values()))
+
+
+def run_of(reports, task, seed):
+    """Every seed has its colour, also where this task has no run of it."""
+    report = reports.get(f"{task}-seed{seed}", {"settings": SHARED | TASKS[task], "rows": []})
+    return ledger.Run(report["settings"], report["rows"])
+
+
+def draw_map(success, claims, reports, task):
+    """RL (full lines) and lessons in its place (dashed), over the hours that they took."""
+    column = f"eval {envs.title(TASKS[task]['env'])}"
+    runs = {}
+    for seed in seeds_of(reports):
+        for name, dashes in ((task, "-"), (f"lessons_{task}", "--")):
+            if f"{name}-seed{seed}" not in reports:
+                continue
+            report = reports[f"{name}-seed{seed}"]
+            run = runs[name, seed] = ledger.Run(report["settings"], report["rows"])
+            rows = [row for row in run.rows if column in row]
+            hours = [row["seconds"] / 3600 for row in rows]
+            style = plots.line_style(seed - 1) | {"ls": dashes, "marker": "o"}
+            success.plot(hours, [row[column] for row in rows], **style)
+            claims.plot(hours, [row["true_claims"] for row in rows], **style)
+    plots.draw_yardsticks(success, runs, envs.title(TASKS[task]["env"]))
+    plots.finish_panel(success, TITLES[task], "hours")
+    plots.finish_panel(claims, f"{TITLES[task]}:\nshare of true claims", "hours")
 
 
 def main():
