@@ -115,6 +115,11 @@ def watch_claims():
     def evaluate_and_watch(models, cfg, when=""):
         columns, trajs = evaluate(models, cfg, when)
         thoughts.watch(columns, trajs, models, cfg)
+        # The warm start had only first turns.
+        for name, part in (("first", slice(1)), ("later", slice(1, None))):
+            claims = [is_true for traj in trajs for turn in traj.turns[part]
+                      for _, is_true in turn["claims"]]
+            columns[f"true_claims_of_{name}_turns"] = fmean(claims) if claims else None
         columns["turns_of_eval"] = fmean(len(traj.turns) for traj in trajs)
         columns["valid_of_eval"] = fmean(turn["valid"] for traj in trajs for turn in traj.turns)
         return columns, trajs
@@ -163,6 +168,7 @@ def more_lessons(task, seed, options):
                           for traj in trajs[:2]]
                 report["episodes"] = report.get("episodes", played)[:2] + played
                 saved.parent.mkdir(parents=True, exist_ok=True)
+                report["peak memory, MiB"] = peak_memory()
                 torch.save((models.policy.state_dict(), models.optimizer.state_dict()), saved)
                 write(report, file)
 
@@ -191,7 +197,11 @@ def add_to(report, row, models, cfg):
     report["episodes"] = samples[:2] + last[:2]  # of the first evaluation, and of the last
     answers = report.setdefault("plain generate", [])
     answers[1:] = [plain_answer(models, cfg)]  # the first one stays
-    report["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    report["peak memory, MiB"] = peak_memory()
+
+
+def peak_memory():  # in MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def cpu():
