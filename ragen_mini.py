@@ -92,6 +92,9 @@ MICRO_TOKENS = 2048 if CUDA else 1024
 # about 2 GB:
 CHUNK_LOGITS = 2 ** 26
 
+# Two ways to the same logits differ less than this on average, in fp32.
+FP32_ROUNDING = 1e-4
+
 
 def autocast():
     """On a GPU that has bf16, networks calculate in it. Their weights stay fp32, because a step of
@@ -1051,7 +1054,7 @@ def check_policy(policy, tok, cfg):
             f"{runs.one_line(error)}. Take a model whose layers attend to all earlier tokens."
         ) from error
     gap = (by_cache.clamp(-1e4) - plain.clamp(-1e4)).abs().mean() * cfg.temperature
-    need(gap < rounding(cfg),
+    need(gap < FP32_ROUNDING,
          f"--model {cfg.model} cannot be used here. It changes its logits after the output layer, "
          f"or it does not attend to all earlier tokens: logits differ by {gap:.1g}.")
 
@@ -1070,9 +1073,11 @@ def check_template(tok, traj, cfg):  # traj: has just begun
               f"of its first message")
 
 
-@bf16_on_gpu
 @torch.no_grad()
 def next_logps_in_two_ways(policy, traj, cfg):  # -> by `read`, by a plain pass: (1,V) each
+    """In fp32 everywhere. In bf16 a logit of 16 or more is rounded to the next eighth, so that a
+    model that has learned much would look like one that cannot be used.
+    """
     cache = KVCache()
     ids = traj.ids
     traj.ids = ids[:len(ids) // 2]
@@ -1103,7 +1108,7 @@ def rounding(cfg):  # -> how far apart two ways to the same logits may be, on av
     with autocast():
         in_bf16 = torch.is_autocast_enabled(torch.device(cfg.device).type)
     # Measured in bf16: 0.004 for random weights, up to 0.051 in an episode of SmolLM2-135M.
-    return 0.1 if in_bf16 else 1e-4
+    return 0.1 if in_bf16 else FP32_ROUNDING
 
 
 # ------------------------------------------------------------------------------------- the program

@@ -37,7 +37,7 @@ def check(models, cfg):  # -> tokens of the longest episode, difference of the l
     gap = (by_cache.clamp(-1e4) - plain.clamp(-1e4)).abs().mean().item()
     window = getattr(policy.config.get_text_config(), "sliding_window", None)
     why = f"It looks back {window} tokens only. " if window and window < tokens else ""
-    need(gap < rm.rounding(cfg), f"--model {cfg.model} cannot be used here, because in an episode "
+    need(gap < rm.FP32_ROUNDING, f"--model {cfg.model} cannot be used here, because in an episode "
                                  f"of {tokens} tokens log-probs differ by {gap:.1g}. {why}{advice}")
     return tokens, gap
 

@@ -490,6 +490,20 @@ def test_a_policy_that_changes_its_logits_after_the_head_is_refused(llama, tok, 
         rm.check_policy(changed, tok, cfg)
 
 
+def test_a_policy_with_large_logits_suits_in_bf16_too(llama, tok, cfg, monkeypatch):
+    """As a model has them that has been trained for long. bf16 rounds 16 to 32 to eighths, so two
+    ways to the same logits may differ by a tenth. Even so a change of one percent is refused.
+    """
+    confident = copy.deepcopy(llama)
+    confident.model.norm.weight.data *= 100
+    monkeypatch.setattr(rm, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    rm.check_policy(confident, tok, cfg)
+    forward = confident.forward
+    confident.forward = lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits / 1.01)
+    with pytest.raises(runs.UserError):
+        rm.check_policy(confident, tok, cfg)
+
+
 def test_a_policy_that_forgets_what_it_has_read_is_refused(llama, tok, cfg, monkeypatch):
     """Its layers see only what is new, as if they did not use the cache."""
     monkeypatch.setattr(rm.KVCache, "update", lambda self, keys, values, *_: (keys, values))
