@@ -1,4 +1,4 @@
-"""The lake in words. Small chat models such as SmolLM2-135M learn it, but not to read the map.
+"""The lake in words. By RL alone, SmolLM2-135M learns it, but not to read the map.
 
     python extras/warm_start.py MODEL OUT --env extras/told_lake.py:ToldLake \\
         --lessons 40 --lesson-lr 1e-4

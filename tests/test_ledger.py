@@ -862,15 +862,19 @@ def test_what_is_said_of_the_critic_is_what_was_measured():
 def test_what_a_real_model_learned_is_what_its_logs_say():
     reports = smollm2.load()
     page = (FIGURES / "smollm2" / "README.md").read_text()
-    seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6)}
+    seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
+             "map": (1,), "sokoban": (1,)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     success, steps = {}, {}
     for name, report in reports.items():
         task, _ = name.split("-")
         success[name] = [*success_of(report)]
-        if task == "told":
-            assert any(line.startswith("lesson 40:") for line in report["warm start"])
+        lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
+                   "sokoban": ("map 200:", "lesson 30:")}
+        if task in lessons:
+            for begins in lessons[task]:
+                assert any(line.startswith(begins) for line in report["warm start"])
         else:
             assert report["warm start"][0] == "valid turns 0.00"
             step, = re.findall(r"^step (\d+):", report["warm start"][-2])
@@ -884,7 +888,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     shares = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
     assert np.mean(np.isin(shares, (0, 0.25, 0.5, 0.75, 1))) > 0.6, "groups choose alike"
     assert max(success["lake-seed1"] + success["lake-seed2"]) < 0.2
-    for task in ("told", "alone"):
+    for task in ("told", "alone", "map", "sokoban"):
         pairs = []
         for seed in seeds[task]:
             first, *_, last = success[f"{task}-seed{seed}"]
@@ -893,6 +897,13 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
                 assert plots.interval(last, 128)[0] > 0.29 > first
         says(page, *pairs)
     says(page, "0.29", "0.64")
+    losses = []
+    for task in ("map", "sokoban"):
+        said = [line for line in reports[f"{task}-seed1"]["warm start"] if line.startswith("map ")]
+        first, = re.findall(r"map 10: loss (.*),", said[0])
+        last, seconds = re.findall(r"map 200: loss (.*), (.*) s", said[-1])[0]
+        losses += [first, last, f"in {int(seconds) / 60:.0f}"]
+    says(page, *losses)
 
 
 def success_of(report):

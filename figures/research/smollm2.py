@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(FIGURES), str(ROOT / "tiny")]
 
 import numpy as np
 import torch
+from matplotlib.lines import Line2D
 
 import cold_start
 import envs
@@ -53,8 +54,7 @@ MAPS = ("map", "sokoban")
 # The lessons' learning rate. In the control there is an evaluation after so many lessons.
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
-MAP = dict(prompts=8, iterations=200, eval_every=10, minibatch_size=32, max_new_tokens=112,
-           micro_tokens=2048)
+MAP = dict(prompts=8, iterations=200, eval_every=10, minibatch_size=32, max_new_tokens=112)
 TASKS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
     "lake": dict(env="frozenlake", iterations=40, eval_every=10),
@@ -211,7 +211,7 @@ def cpu():
 
 def start_warm(model, folder, settings, lessons):  # -> what the program printed
     words = [model, str(folder), *lessons]
-    for key in ("env", "max_turns", "max_new_tokens", "micro_tokens", "seed"):
+    for key in ("env", "max_turns", "max_new_tokens", "seed"):
         if key in settings:
             words += ["--" + key.replace("_", "-"), str(settings[key])]
     told = folder.with_suffix(".txt")
@@ -254,7 +254,7 @@ def table(reports):  # -> Markdown
         _, success = run.series(metric_of(report))
         n = report["settings"]["eval_prompts"]
         seconds = run.rows[-1]["seconds"]
-        speed = run.series("tokens")[1].sum() / seconds
+        speed = run.series("tokens")[1].sum() / max(seconds, 1)
         memory = report["peak memory, MiB"] / 1024
         rows.append([name, plots.with_interval(success[0], n), plots.with_interval(success[-1], n),
                      str(len(run.rows) - 1), f"{seconds / 3600:.1f}", f"{speed:.0f}",
@@ -277,6 +277,8 @@ def draw(reports, out):
             ax.set_title(TITLES[task])
             handles, labels = ax.get_legend_handles_labels()
             of_all |= dict(zip(labels, handles))
+        if any(name.startswith("lessons_") for name in reports):
+            of_all["lessons in place of RL"] = Line2D([], [], color="0.4", ls="--", marker="o")
         fig.legend(of_all.values(), of_all.keys(), loc="outside lower center", ncols=len(of_all))
         for column, task in enumerate(MAPS):
             draw_map(axes[1, column], axes[1, column + 2], reports, task)
@@ -308,7 +310,10 @@ def draw_map(success, claims, reports, task):
             rows = [row for row in run.rows if column in row]
             hours = [row["seconds"] / 3600 for row in rows]
             style = plots.line_style(seed - 1) | {"ls": dashes, "marker": "o"}
-            success.plot(hours, [row[column] for row in rows], **style)
+            shares = np.array([row[column] for row in rows])
+            success.plot(hours, shares, **style)
+            low, high = plots.interval(shares, run.config["eval_prompts"])
+            success.fill_between(hours, low, high, color=style["color"], alpha=0.15, lw=0)
             claims.plot(hours, [row["true_claims"] for row in rows], **style)
     plots.draw_yardsticks(success, runs, envs.title(TASKS[task]["env"]))
     plots.finish_panel(success, TITLES[task], "hours")
