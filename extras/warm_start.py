@@ -122,8 +122,8 @@ def reading(env):  # -> thought
         P _      P a1, G b2, O a2. The goal is 1 down and 1 right.
         O G
 
-    The long list is there to be learned from. "The goal is 1 down and 1 right" says little about
-    how to read a map, and it takes many lessons more to learn that from it alone.
+    The long list is there to be learned from: "The goal is 1 down and 1 right" says little about
+    how to read a map.
     """
     if isinstance(env, envs.Sokoban):
         player, boxes = env.state
@@ -261,6 +261,8 @@ def parse(argv):  # -> options of this program, cfg
     need(args.reading == 0 or has_map(cfg),
          f"--reading is for frozenlake, and for sokoban with one box, not for "
          f"{envs.title(cfg.env)}. Leave it out.")
+    need(args.reading == 0 or not cfg.no_think,
+         "--reading is for thoughts, and --no-think leaves none. Leave out one of the two.")
     return args, cfg
 
 

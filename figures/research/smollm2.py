@@ -131,17 +131,16 @@ def more_lessons(task, seed, options):
     """The control: from the same warm start the lessons go on, for as many hours as RL took."""
     torch.set_num_threads(1)
     name = f"lessons_{task}-seed{seed}"
-    file = DATA / f"{name}.json"
-    saved = RUNS / name / "state.pt"
+    file, saved = DATA / f"{name}.json", RUNS / name / "state.pt"
     rl = load().get(f"{task}-seed{seed}")
     need(rl, f"Its hours are those of RL. Run this first: smollm2.py {task} --seed {seed}")
-    cfg = rm.Config(**rl["settings"], model=str(RUNS / f"warm-{task}-seed{seed}"))
-    cfg.eval_only = True  # no critic, no reference
     report = beginning(f"lessons_{task}", seed, options) | {
         "warm start": rl["warm start"],
         "settings": rl["settings"],
         "hours of RL": ledger.Run(rl["settings"], rl["rows"]).rows[-1]["seconds"] / 3600,
         "rows": []}
+    settings = rl["settings"] | {"eval_only": True}  # no critic, no reference
+    cfg = rm.Config(**settings, model=str(RUNS / f"warm-{task}-seed{seed}"))
 
     watch_claims()
     cold_start.planner = warm_start.reader
@@ -154,23 +153,27 @@ def more_lessons(task, seed, options):
         models.policy.load_state_dict(weights)
         models.optimizer.load_state_dict(adam)
     with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
-        while seconds_left(report) > 0:
-            step = len(report["rows"])
-            row = {"iteration": step}
-            if step:
-                share_left = seconds_left(report) / 3600 / report["hours of RL"]
-                row |= one_lesson(step, share_left, models, cfg)
-            report["rows"].append(row)
-            if step % LESSONS_BETWEEN == 0 or seconds_left(report) <= 0:
-                columns, trajs = rm.evaluate(models, cfg, f"lesson {step}: ")
-                row |= columns
-                played = [{"iteration": step, "text": runs.transcript(traj, models.tok)}
-                          for traj in trajs[:2]]
-                report["episodes"] = report.get("episodes", played)[:2] + played
-                saved.parent.mkdir(parents=True, exist_ok=True)
-                report["peak memory, MiB"] = peak_memory()
-                torch.save((models.policy.state_dict(), models.optimizer.state_dict()), saved)
-                write(report, file)
+        teach_until_time_is_up(report, models, cfg, file, saved)
+
+
+def teach_until_time_is_up(report, models, cfg, file, saved):
+    while seconds_left(report) > 0:
+        step = len(report["rows"])
+        row = {"iteration": step}
+        if step:
+            share_left = seconds_left(report) / 3600 / report["hours of RL"]
+            row |= one_lesson(step, share_left, models, cfg)
+        report["rows"].append(row)
+        if step % LESSONS_BETWEEN == 0 or seconds_left(report) <= 0:
+            columns, trajs = rm.evaluate(models, cfg, f"lesson {step}: ")
+            row |= columns
+            played = [{"iteration": step, "text": runs.transcript(traj, models.tok)}
+                      for traj in trajs[:2]]
+            report["episodes"] = report.get("episodes", played)[:2] + played
+            report["peak memory, MiB"] = peak_memory()
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            torch.save((models.policy.state_dict(), models.optimizer.state_dict()), saved)
+            write(report, file)
 
 
 def seconds_left(report):

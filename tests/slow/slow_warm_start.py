@@ -154,6 +154,7 @@ def test_too_few_steps_save_nothing(random_folder, tmp_path, monkeypatch):
     ("nowhere a/b/../out --env bandit", "--model nowhere"),
     ("tiny out --reading -1", "--reading is -1"),
     ("tiny out --reading 3 --env bandit", "--reading is for .*, not for bandit"),
+    ("tiny out --reading 3 --env sokoban --no-think", "--reading is for thoughts"),
     (f"tiny out --reading 3 --env {ROOT}/extras/told_lake.py:ToldLake", "not for ToldLake"),
     (f"tiny out --lessons 3 --env {ROOT}/extras/my_world.py:Guess", "no planner for Guess")])
 def test_mistakes_are_named(words, says, tmp_path, monkeypatch):
