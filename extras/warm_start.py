@@ -222,7 +222,7 @@ def with_adapters(policy):  # -> the policy with low-rank adapters; only they ar
     return peft.get_peft_model(policy, peft.LoraConfig(r=16, target_modules="all-linear"))
 
 
-def parse(argv):  # -> options of this program, cfg
+def make_parser():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
@@ -237,10 +237,14 @@ def parse(argv):  # -> options of this program, cfg
                         help="steps on maps alone, before the lessons (default: 0)")
     parser.add_argument("--lesson-lr", type=float, default=3e-4,
                         help="learning rate of these, which falls to 0 (default: 3e-4)")
+    return parser
+
+
+def parse(argv):  # -> options of this program, cfg
     argv = sys.argv[1:] if argv is None else argv
     options_first = any(word.startswith("--") for word in argv[:2]) and "--help" not in argv
     need(not options_first, "MODEL and OUT come first, then the options.")
-    args, options = parser.parse_known_args(argv)
+    args, options = make_parser().parse_known_args(argv)
     args.out = Path(args.out).expanduser()
     if args.warm_lr is None:
         args.warm_lr = 2e-4 if args.lora else 2e-5
