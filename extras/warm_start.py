@@ -16,12 +16,15 @@ now and then a planner. It ends when nine of ten turns are valid.
 --lessons 40 begins with 40 steps on the planner's turns alone. They taught SmolLM2-135M to play the
 lake in words (extras/told_lake.py).
 
---reading 200 comes before that, for the lake and Sokoban as maps: 200 steps on maps alone, without
+--reading 400 comes before that, for the lake and Sokoban as maps: 400 steps on maps alone, without
 the instruction. In these and in the lessons that follow the thoughts say where everything is.
+--random-moves 0.7 makes the moves of 70% of the turns in these lessons random. Then the model reads
+well and plays badly, and RL has something to find.
 
 --lora (pip install peft) trains low-rank adapters, which need less memory, and merges them.
 """
 import argparse
+import functools
 import shlex
 import sys
 from dataclasses import replace
@@ -52,8 +55,10 @@ EPISODES = 4
 TRIED_EVERY = 5
 # This share of valid turns is enough.
 ENOUGH = 0.9
-# A step of the lessons has so many turns, and a step of reading so many maps.
+# A step of the lessons has so many first turns, or so many whole episodes if there are random moves
+# in them. A step of reading has so many maps.
 TURNS_OF_A_LESSON = 32
+EPISODES_OF_A_LESSON = 10
 MAPS_OF_A_LESSON = 16
 REPORTED_EVERY = 10
 # These options of ragen_mini.py have no effect here, where nothing is learned from rewards.
@@ -66,8 +71,11 @@ def teach_reading(models, cfg, lr, steps):
     teach("map", maps_to_read, models, cfg, lr, steps)
 
 
-def teach_planning(models, cfg, lr, steps):
-    teach("lesson", turns_of_the_planner, models, cfg, lr, steps)
+def teach_planning(models, cfg, lr, steps, random_moves=0.0):
+    lesson = turns_of_the_planner
+    if random_moves:
+        lesson = functools.partial(episodes_with_random_moves, random_moves)
+    teach("lesson", lesson, models, cfg, lr, steps)
 
 
 def teach(name, lesson, models, cfg, lr, steps):  # lesson(rng, tok, cfg) -> trajectories
@@ -86,6 +94,11 @@ def teach(name, lesson, models, cfg, lr, steps):  # lesson(rng, tok, cfg) -> tra
 def turns_of_the_planner(rng, tok, cfg):  # the first of each episode, so that many levels are seen
     one_turn = replace(cfg, max_turns=1)
     return demonstrations(tok, rng, one_turn, {"planner": 1.0}, TURNS_OF_A_LESSON)
+
+
+def episodes_with_random_moves(share, rng, tok, cfg):  # whole ones: later turns are read, too
+    players = {"planner": 1 - share, "habit": share}
+    return demonstrations(tok, rng, cfg, players, EPISODES_OF_A_LESSON)
 
 
 def teach_form(models, cfg, lr):  # -> share of valid turns, after it
@@ -114,6 +127,11 @@ def reader(env, actions_left, rng):  # -> thought, actions; None if nothing can 
     # On slippery ice it is better to look again before all moves are made.
     length = rng.integers(2, 6)
     return reading(env), cold_start.best_path(env, env.success_rate, actions_left, length)
+
+
+def reader_at_random(env, rng, guess=cold_start.guess):  # -> thought, actions
+    _, moves = guess(env, rng)
+    return reading(env), moves
 
 
 def reading(env):  # -> thought
@@ -235,6 +253,8 @@ def make_parser():
                         help="steps on the planner's turns, which come first (default: 0)")
     parser.add_argument("--reading", type=int, default=0,
                         help="steps on maps alone, before the lessons (default: 0)")
+    parser.add_argument("--random-moves", type=float, default=0.0,
+                        help="share of the lessons' turns whose moves are random (default: 0)")
     parser.add_argument("--lesson-lr", type=float, default=3e-4,
                         help="learning rate of these, which falls to 0 (default: 3e-4)")
     return parser
@@ -267,6 +287,10 @@ def parse(argv):  # -> options of this program, cfg
          f"{envs.title(cfg.env)}. Leave it out.")
     need(args.reading == 0 or not cfg.no_think,
          "--reading is for thoughts, and --no-think leaves none. Leave out one of the two.")
+    need(0 <= args.random_moves <= 1,
+         f"--random-moves is {args.random_moves:g}. It is a share, from 0 to 1.")
+    need(args.random_moves == 0 or (args.reading and args.lessons),
+         "--random-moves is about the lessons after --reading. Give both: --reading and --lessons.")
     return args, cfg
 
 
@@ -285,13 +309,14 @@ def warm_start(args, cfg):
         recipes.calculate_in_bf16()
     if args.reading:
         cold_start.planner = reader
+        cold_start.guess = reader_at_random
     models = rm.load_models(replace(cfg, eval_only=True))  # without critic and reference
     recipes.share_beginning(models.policy)  # the same gradients, sooner
     if args.lora:
         models.policy = with_adapters(models.policy)
     with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
         teach_reading(models, cfg, args.lesson_lr, args.reading)
-        teach_planning(models, cfg, args.lesson_lr, args.lessons)
+        teach_planning(models, cfg, args.lesson_lr, args.lessons, args.random_moves)
         valid = teach_form(models, cfg, args.warm_lr)
         need(valid >= ENOUGH,
              f"{STEPS} steps were too few, because only {valid:.2f} of the turns are valid, not "
