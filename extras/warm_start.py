@@ -273,7 +273,8 @@ def parse(argv):  # -> options of this program, cfg
     given = runs.parse_arguments(options, rm.Config)
     for name in OF_RL:
         need(name not in given, f"{runs.option(name)} has no effect here. The options of this "
-                                f"program are MODEL OUT --warm-lr --lessons --lesson-lr")
+                                f"program are MODEL OUT --warm-lr --lora --bf16 --reading "
+                                f"--lessons --random-moves --lesson-lr")
     cfg = rm.parse_config(options)
     need(not args.out.exists(), f"{args.out} exists. Give another folder.")
     need(0 < args.warm_lr < 1 and 0 < args.lesson_lr < 1,

@@ -52,7 +52,8 @@ from runs import need, one_line_errors
 RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
               max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
-MAPS = ("map", "sokoban", "read_lake", "read_sokoban")
+READERS = ("read_lake", "read_sokoban")
+MAPS = ("map", "sokoban", *READERS)
 # The lessons' learning rate. In the control there is an evaluation after so many lessons.
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
@@ -71,9 +72,11 @@ TASKS = {
     "read_sokoban": dict(env="sokoban", **READ)}
 TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map,\nno lessons",
           "told": "in words, after lessons", "alone": "in words, no lessons",
-          "map": "gentle lake, as a map", "sokoban": "Sokoban, as a map",
-          "read_lake": "gentle lake, as a map,\nmore reading",
-          "read_sokoban": "Sokoban, as a map,\nmore reading"}
+          "read_lake": "gentle lake, as a map", "read_sokoban": "Sokoban, as a map"}
+# The runs in a panel of maps.
+AFTER_LITTLE_READING = {"read_lake": "map", "read_sokoban": "sokoban"}
+DASHES = {":": "RL, after a little reading", "-": "RL, after more reading",
+          "--": "the planner's lessons in place of RL"}
 # Lessons of the planner come before those of the form.
 LITTLE_READING = f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"
 MORE_READING = f"--reading 400 --lessons 40 --random-moves 0.7 --lesson-lr {LESSON_LR}"
@@ -269,7 +272,7 @@ def write(report, file):
 
 # ---------------------------------------------------------------------------------- table, picture
 def load():  # -> {"bandit-seed1": report}
-    names = [*TASKS, *(f"lessons_{task}" for task in MAPS)]
+    names = [*TASKS, *(f"lessons_{task}" for task in READERS)]
     files = [file for name in names for file in sorted(DATA.glob(f"{name}-seed*.json"))]
     return {file.stem: json.loads(file.read_text()) for file in files}
 
@@ -305,10 +308,10 @@ def draw(reports, out):
             ax.set_title(TITLES[task])
             handles, labels = ax.get_legend_handles_labels()
             of_all |= dict(zip(labels, handles))
-        if any(name.startswith("lessons_") for name in reports):
-            of_all["lessons in place of RL"] = Line2D([], [], color="0.4", ls="--", marker="o")
-        fig.legend(of_all.values(), of_all.keys(), loc="outside lower center", ncols=len(of_all))
-        for column, task in enumerate(MAPS):
+        for dashes, says in DASHES.items():
+            of_all[says] = Line2D([], [], color="0.4", ls=dashes, marker="o")
+        fig.legend(of_all.values(), of_all.keys(), loc="outside lower center", ncols=6)
+        for column, task in enumerate(READERS):
             draw_map(axes[1, column], axes[1, column + 2], reports, task)
         fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, in 128 held-out levels")
     paper.shrink(out)
@@ -326,15 +329,16 @@ def run_of(reports, task, seed):
 
 
 def draw_map(success, claims, reports, task):
-    """RL (full lines) and lessons in its place (dashed), over the hours that they took."""
+    """Over the hours that RL took, or the lessons in its place."""
     column = f"eval {envs.title(TASKS[task]['env'])}"
-    runs = {}
+    kinds = (AFTER_LITTLE_READING[task], task, f"lessons_{task}")
+    drawn = {}
     for seed in seeds_of(reports):
-        for name, dashes in ((task, "-"), (f"lessons_{task}", "--")):
-            if f"{name}-seed{seed}" not in reports:
+        for kind, dashes in zip(kinds, DASHES):
+            name = f"{kind}-seed{seed}"
+            if name not in reports:
                 continue
-            report = reports[f"{name}-seed{seed}"]
-            run = runs[name, seed] = ledger.Run(report["settings"], report["rows"])
+            run = drawn[name] = ledger.Run(reports[name]["settings"], reports[name]["rows"])
             rows = [row for row in run.rows if column in row]
             hours = [row["seconds"] / 3600 for row in rows]
             style = plots.line_style(seed - 1) | {"ls": dashes, "marker": "o"}
@@ -343,7 +347,7 @@ def draw_map(success, claims, reports, task):
             low, high = plots.interval(shares, run.config["eval_prompts"])
             success.fill_between(hours, low, high, color=style["color"], alpha=0.15, lw=0)
             claims.plot(hours, [row["true_claims"] for row in rows], **style)
-    plots.draw_yardsticks(success, runs, envs.title(TASKS[task]["env"]))
+    plots.draw_yardsticks(success, drawn, envs.title(TASKS[task]["env"]))
     plots.finish_panel(success, TITLES[task], "hours")
     plots.finish_panel(claims, f"{TITLES[task]}:\nshare of true claims", "hours")
 
@@ -351,7 +355,7 @@ def draw_map(success, claims, reports, task):
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    controls = [f"lessons_{task}" for task in MAPS]
+    controls = [f"lessons_{task}" for task in READERS]
     parser.add_argument("what", choices=[*TASKS, *controls, "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bf16", action="store_true")

@@ -131,6 +131,41 @@ def test_who_reads_aloud_acts_like_the_planner(cfg):
         assert sokoban.won(sokoban.state)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("name, size", [("frozenlake", 4), ("sokoban", 6)])
+def test_moves_are_random_and_readings_are_not(
+        name, size, share, bpe, cfg, monkeypatch):  # noqa: F811
+    """In all turns of whole episodes the thought is the map that was shown. That share of the moves
+    is drawn from all four. The others are the planner's, who wins on Sokoban if he is alone.
+    """
+    asked = []
+
+    def planner(*args):
+        asked.append(args)
+        return warm_start.reader(*args)
+    monkeypatch.setattr(warm_start.cold_start, "planner", planner)
+    monkeypatch.setattr(warm_start.cold_start, "guess", warm_start.reader_at_random)
+    cfg = rm.replace(cfg, env=name)
+    rng = np.random.default_rng(4)
+    trajs = [traj for _ in range(8)
+             for traj in warm_start.episodes_with_random_moves(share, rng, bpe, cfg)]
+    assert len(trajs) == 8 * warm_start.EPISODES_OF_A_LESSON
+    turns = [turn for traj in trajs for turn in traj.turns]
+    for turn in turns:
+        read = board(rm.thought_of(turn), size, "_")
+        read = with_walls_around(read) if name == "sokoban" else read
+        assert read.replace("O", "S" if "S" in turn["state"] else "O") == turn["state"]
+    assert len(asked) / len(turns) == pytest.approx(1 - share, abs=0.1)
+    if share == 1:
+        assert any(len(traj.turns) > 1 for traj in trajs)
+        moves = [move.strip() for turn in turns
+                 for move in turn["answer"].split("<answer>")[1].split("<")[0].split("||")]
+        for move in trajs[0].env.actions:
+            assert moves.count(move) / len(moves) == pytest.approx(0.25, abs=0.06)
+    if share == 0 and name == "sokoban":
+        assert all(traj.success for traj in trajs)
+
+
 def test_an_environment_without_a_planner_and_another_tokenizer(bpe, cfg):  # noqa: F811
     cfg = rm.replace(cfg, env=f"{ROOT}/extras/my_world.py:Guess")
     trajs = warm_start.demonstrations(bpe, np.random.default_rng(1), cfg)
@@ -153,6 +188,8 @@ def test_too_few_steps_save_nothing(random_folder, tmp_path, monkeypatch):
     ("tiny ~ --env bandit", "exists"),  # in quotes, so that the shell leaves it
     ("nowhere a/b/../out --env bandit", "--model nowhere"),
     ("tiny out --reading -1", "--reading is -1"),
+    ("tiny out --reading 3 --random-moves 0.5", "--random-moves is about the lessons"),
+    ("tiny out --reading 3 --lessons 3 --random-moves 70", "--random-moves is 70"),
     ("tiny out --reading 3 --env bandit", "--reading is for .*, not for bandit"),
     ("tiny out --reading 3 --env sokoban --no-think", "--reading is for thoughts"),
     (f"tiny out --reading 3 --env {ROOT}/extras/told_lake.py:ToldLake", "not for ToldLake"),

@@ -1,0 +1,119 @@
+"""figures/research/smollm2.py: its control goes on where it was stopped, and its columns are true."""
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+import ragen_mini as rm
+import runs
+from conftest import ROOT
+from extras import warm_start
+
+sys.path.insert(0, str(ROOT / "figures"))
+from research import smollm2
+
+HOURS = 7 / 3600  # in which there is time for seven lessons, since each of them takes a second here
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Where RL has taken seven seconds, and tiny is the warm-started model."""
+    monkeypatch.setattr(smollm2, "DATA", tmp_path / "data")
+    monkeypatch.setattr(smollm2, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(smollm2, "LESSONS_BETWEEN", 2)
+    monkeypatch.setattr(warm_start, "TURNS_OF_A_LESSON", 4)
+    monkeypatch.setattr(warm_start.cold_start, "planner", warm_start.cold_start.planner)
+    monkeypatch.setattr(rm, "evaluate", rm.evaluate)
+    monkeypatch.setattr(rm, "take_turn", rm.take_turn)
+    seconds = iter(range(10 ** 6))
+    clock = SimpleNamespace(perf_counter=lambda: next(seconds), strftime=lambda _: "today")
+    monkeypatch.setattr(smollm2, "time", clock)
+    shutil.copytree(runs.TINY, tmp_path / "runs" / "warm-read_lake-seed1")
+    settings = asdict(rm.Config(env="frozenlake", algo="grpo", kl_coef=0.0, eval_prompts=4, seed=1,
+                                max_turns=2, device="cpu"))
+    for private in ("model", "out", "resume", "filled"):
+        del settings[private]
+    report = {"warm start": [], "settings": settings,
+              "rows": [{"iteration": 0}, {"iteration": 1, "seconds_rollout": 3,
+                                          "seconds_update": 4}]}
+    smollm2.write(report, smollm2.DATA / "read_lake-seed1.json")
+    return smollm2.DATA / "lessons_read_lake-seed1.json"
+
+
+def lessons():
+    rm.evaluate, rm.take_turn = EVALUATE, TAKE_TURN  # as in a new process
+    smollm2.more_lessons("read_lake", 1, "")
+
+
+EVALUATE, TAKE_TURN = rm.evaluate, rm.take_turn
+
+
+def test_the_control_goes_on_where_it_was_stopped(study, monkeypatch):
+    """It takes as long as RL. If it is stopped after the fifth lesson, it goes on behind the
+    fourth, where it was saved, and ends as if nothing had happened.
+    """
+    rates = []
+    learn = warm_start.learn
+
+    def learn_and_note(policy, trajs, optimizer, cfg):
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert all(turn["valid"] and "The goal is" in rm.thought_of(turn)
+                   for traj in trajs for turn in traj.turns)
+        if len(rates) == stop_at:
+            raise KeyboardInterrupt
+        return learn(policy, trajs, optimizer, cfg)
+    monkeypatch.setattr(warm_start, "learn", learn_and_note)
+    stop_at = None
+    lessons()
+    whole = json.loads(study.read_text())
+    assert [row["iteration"] for row in whole["rows"]] == list(range(8))
+    assert [row["iteration"] for row in whole["rows"] if "eval" in row] == [0, 2, 4, 6, 7]
+    assert sum(row.get("seconds_update", 0) for row in whole["rows"]) == pytest.approx(7)
+    # It rises for 20 steps, and falls to 0.
+    assert rates == pytest.approx(
+        [smollm2.LESSON_LR * step / 20 * (8 - step) / 7 for step in range(1, 8)])
+
+    study.unlink()
+    shutil.rmtree(smollm2.RUNS / "lessons_read_lake-seed1")
+    rates.clear()
+    stop_at = 6
+    with pytest.raises(KeyboardInterrupt):
+        lessons()
+    assert [row["iteration"] for row in json.loads(study.read_text())["rows"]] == list(range(5))
+    stop_at = None
+    lessons()
+    assert json.loads(study.read_text())["rows"] == whole["rows"]
+
+
+def test_a_whole_reading_has_no_error(study, tok, cfg):
+    """The planner's answer is one. With one cell changed, or the claim, or more said, it is none.
+    """
+    smollm2.watch_claims()
+    cfg = rm.replace(cfg, env="frozenlake", success_rate=1.0, max_new_tokens=100)
+    for change, is_read in ((("x", "x"), True), ((" P ", " O "), False), (("goal", "hole"), False),
+                            ((". The", ". Oh. The"), False)):
+        traj = rm.begin(300, 0, 0, tok, cfg)
+        truth = warm_start.reading(traj.env).replace(*change)
+        says = Says(tok, f"{truth}</think><answer>Up</answer>")
+        traj.append([0], sampled=True)
+        rm.take_turn(traj, says, cfg, rm.end_tokens(SimpleNamespace(policy=None, tok=tok), cfg))
+        assert smollm2.share_of_whole_readings([traj]) == is_read
+
+
+class Says:
+    """A tokenizer that decodes whatever the model writes as the text that a test wants."""
+    def __init__(self, tok, text):
+        self.tok = tok
+        self.text = text
+
+    def decode(self, *_, **named):
+        return self.text
+
+    def __getattr__(self, name):
+        return getattr(self.tok, name)
+
+    def __call__(self, *args, **named):
+        return self.tok(*args, **named)
