@@ -5,7 +5,7 @@ GRPO.
     python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, a table
 
-There are eight tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
+There are nine tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
@@ -13,7 +13,8 @@ told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
 `map` (the lake) and `sokoban` begin with lessons in reading maps, which end while lists are often
 wrong. `read_lake` and `read_sokoban` have twice as many, and random moves in most lessons of the
 dialog, so that the model reads well and plays badly at first. Each has a control, such as
-lessons_read_lake: in place of RL there are lessons of the planner, for as many hours.
+lessons_read_lake: in place of RL there are lessons of the planner, for as many hours. `paid_lake`
+is `read_lake`, and a turn that misreads the map costs 0.3. (This number was not searched for.)
 
 At every evaluation the whole report is written to figures/smollm2/TASK-seedN.json: the warm start,
 the settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain
@@ -21,6 +22,7 @@ the settings, the rows of the log, episodes, peak memory, and the answer to one 
 """
 import argparse
 import contextlib
+import functools
 import json
 import re
 import resource
@@ -53,7 +55,11 @@ RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
               max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
 READERS = ("read_lake", "read_sokoban")
-MAPS = ("map", "sokoban", *READERS)
+MAPS = ("map", "sokoban", *READERS, "paid_lake")
+# These begin with the warm-started model of another task.
+BEGINS_AS = {"paid_lake": "read_lake"}
+# What a turn costs whose thought is not the map as it is.
+COST_OF_MISREADING = {"paid_lake": 0.3}
 # The lessons' learning rate. In the control there is an evaluation after so many lessons.
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
@@ -69,14 +75,15 @@ TASKS = {
     "map": dict(env="frozenlake", **MAP),
     "sokoban": dict(env="sokoban", **MAP),
     "read_lake": dict(env="frozenlake", **READ),
-    "read_sokoban": dict(env="sokoban", **READ)}
+    "read_sokoban": dict(env="sokoban", **READ),
+    "paid_lake": dict(env="frozenlake", **READ)}
 TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map,\nno lessons",
           "told": "in words, after lessons", "alone": "in words, no lessons",
           "read_lake": "gentle lake, as a map", "read_sokoban": "Sokoban, as a map"}
 # The runs in a panel of maps.
 AFTER_LITTLE_READING = {"read_lake": "map", "read_sokoban": "sokoban"}
 DASHES = {":": "RL, after a little reading", "-": "RL, after more reading",
-          "--": "the planner's lessons in place of RL"}
+          "-.": "the same, and misreading costs 0.3", "--": "planner's lessons in place of RL"}
 # Lessons of the planner come before those of the form.
 LITTLE_READING = f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"
 MORE_READING = f"--reading 400 --lessons 40 --random-moves 0.7 --lesson-lr {LESSON_LR}"
@@ -90,10 +97,11 @@ def run(task, seed, model, options=""):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
     name = f"{task}-seed{seed}"
-    warm = RUNS / f"warm-{name}"
+    begins_as = BEGINS_AS.get(task, task)
+    warm = RUNS / f"warm-{begins_as}-seed{seed}"
     settings = SHARED | TASKS[task] | {"seed": seed}
     report = beginning(task, seed, options)
-    report["warm start"] = start_warm(model, warm, settings, LESSONS.get(task, "").split())
+    report["warm start"] = start_warm(model, warm, settings, LESSONS.get(begins_as, "").split())
     cfg = rm.Config(**settings, model=str(warm), out=str(RUNS / name))
     if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
         cfg = rm.parse_config(["--resume", cfg.out])
@@ -110,7 +118,8 @@ def run(task, seed, model, options=""):
             write(report, DATA / f"{name}.json")
     models = rm.load_models(cfg)
     if task in MAPS:
-        watch_claims()
+        report["cost of misreading"] = COST_OF_MISREADING.get(task, 0.0)
+        watch_claims(report["cost of misreading"])
     if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
         recipes.read_messages_once(models)
     rm.train(cfg, models, callback)
@@ -123,21 +132,27 @@ def beginning(task, seed, options):  # -> report
             "day": time.strftime("%Y-%m-%d")}
 
 
-def take_turn(traj, tok, cfg, ends):
-    """Notes whether the thought is a whole reading of the map without an error."""
+def take_turn(traj, tok, cfg, ends, cost=0.0):
+    """Notes whether the thought is a whole reading of the map without an error. Else it costs. No
+    message tells the model so.
+    """
     truth = warm_start.reading(traj.env)  # before the actions of the answer change it
+    last = len(traj.ids) - 1
     thoughts.take_turn(traj, tok, cfg, ends)
     turn = traj.turns[-1]
     turn["read"] = rm.thought_of(turn) == truth
+    if not turn["read"]:
+        turn["reward"] -= cost
+        traj.reward[last] -= cost
 
 
 def share_of_whole_readings(trajs):
     return fmean(turn["read"] for traj in trajs for turn in traj.turns)
 
 
-def watch_claims():
+def watch_claims(cost=0.0):
     """The episodes of evaluations are asked whether their thoughts are true."""
-    rm.take_turn = take_turn
+    rm.take_turn = functools.partial(take_turn, cost=cost)
     evaluate = rm.evaluate
     def evaluate_and_watch(models, cfg, when=""):
         columns, trajs = evaluate(models, cfg, when)
@@ -331,7 +346,7 @@ def run_of(reports, task, seed):
 def draw_map(success, claims, reports, task):
     """Over the hours that RL took, or the lessons in its place."""
     column = f"eval {envs.title(TASKS[task]['env'])}"
-    kinds = (AFTER_LITTLE_READING[task], task, f"lessons_{task}")
+    kinds = (AFTER_LITTLE_READING[task], task, task.replace("read", "paid"), f"lessons_{task}")
     drawn = {}
     for seed in seeds_of(reports):
         for kind, dashes in zip(kinds, DASHES):

@@ -89,9 +89,10 @@ def test_the_control_goes_on_where_it_was_stopped(study, monkeypatch):
 
 
 def test_a_whole_reading_has_no_error(study, tok, cfg):
-    """The planner's answer is one. With one cell changed, or the claim, or more said, it is none.
+    """The planner's answer is one. With one cell changed, or the claim, or more said, it is none,
+    and costs. The next message does not say so.
     """
-    smollm2.watch_claims()
+    smollm2.watch_claims(cost=0.3)
     cfg = rm.replace(cfg, env="frozenlake", success_rate=1.0, max_new_tokens=100)
     for change, is_read in ((("x", "x"), True), ((" P ", " O "), False), (("goal", "hole"), False),
                             ((". The", ". Oh. The"), False)):
@@ -99,8 +100,12 @@ def test_a_whole_reading_has_no_error(study, tok, cfg):
         truth = warm_start.reading(traj.env).replace(*change)
         says = Says(tok, f"{truth}</think><answer>Up</answer>")
         traj.append([0], sampled=True)
+        last = len(traj.ids) - 1
         rm.take_turn(traj, says, cfg, rm.end_tokens(SimpleNamespace(policy=None, tok=tok), cfg))
         assert smollm2.share_of_whole_readings([traj]) == is_read
+        assert traj.reward[last] == traj.R == (0.0 if is_read else -0.3)
+        message = tok.decode(traj.ids[last + 1:])
+        assert not traj.done and "0.3" not in message and "0.0" in message.replace(" ", "")
 
 
 class Says:
