@@ -38,7 +38,6 @@ sys.path[:0] = [str(ROOT), str(FIGURES), str(ROOT / "tiny")]
 
 import numpy as np
 import torch
-from matplotlib.lines import Line2D
 
 import cold_start
 import envs
@@ -78,12 +77,15 @@ TASKS = {
     "read_sokoban": dict(env="sokoban", **READ),
     "paid_lake": dict(env="frozenlake", **READ)}
 TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map,\nno lessons",
-          "told": "in words, after lessons", "alone": "in words, no lessons",
-          "read_lake": "gentle lake, as a map", "read_sokoban": "Sokoban, as a map"}
-# The runs in a panel of maps.
-AFTER_LITTLE_READING = {"read_lake": "map", "read_sokoban": "sokoban"}
-DASHES = {":": "RL, after a little reading", "-": "RL, after more reading",
-          "-.": "the same, and misreading costs 0.3", "--": "planner's lessons in place of RL"}
+          "told": "in words, after lessons", "alone": "in words, no lessons"}
+# The runs of a game with maps, and their colours in the picture. {} is lake or sokoban.
+KINDS = {"read_{}": ("C0", "RL after more reading"),
+         "paid_{}": ("C4", "the same, and misreading\ncosts 0.3"),
+         "lessons_read_{}": ("C1", "more lessons of the planner\nin place of RL"),
+         "little reading": ("0.6", "RL after a little reading")}
+LITTLE_READING_OF = {"lake": "map", "sokoban": "sokoban"}
+SHARES = {"true_claims": "share of true claims",
+          "fitting": "share of first moves\nthat fit the claim"}
 # Lessons of the planner come before those of the form.
 LITTLE_READING = f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"
 MORE_READING = f"--reading 400 --lessons 40 --random-moves 0.7 --lesson-lr {LESSON_LR}"
@@ -314,20 +316,15 @@ def metric_of(report):
 
 def draw(reports, out):
     above = [task for task in TASKS if task not in MAPS]
-    of_all = {}  # each seed has one entry in the legend
-    with plots.picture(out, 9, 6.6) as fig:
-        axes = fig.subplots(2, len(above))
+    with plots.picture(out, 9, 8.5) as fig:
+        axes = fig.subplots(3, len(above))
         for ax, task in zip(axes[0], above):
             of_task = {f"seed {seed}": run_of(reports, task, seed) for seed in seeds_of(reports)}
             plots.draw_evaluations(ax, of_task, f"eval {envs.title(TASKS[task]['env'])}")
             ax.set_title(TITLES[task])
-            handles, labels = ax.get_legend_handles_labels()
-            of_all |= dict(zip(labels, handles))
-        for dashes, says in DASHES.items():
-            of_all[says] = Line2D([], [], color="0.4", ls=dashes, marker="o")
-        fig.legend(of_all.values(), of_all.keys(), loc="outside lower center", ncols=6)
-        for column, task in enumerate(READERS):
-            draw_map(axes[1, column], axes[1, column + 2], reports, task)
+        axes[0, 1].legend(ncols=2, loc="center")  # where it hides nothing
+        for row, game in zip(axes[1:], LITTLE_READING_OF):
+            draw_maps(row, reports, game)
         fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, in 128 held-out levels")
     paper.shrink(out)
     return out
@@ -339,32 +336,41 @@ def seeds_of(reports):
 
 def run_of(reports, task, seed):
     """Every seed has its colour, also where this task has no run of it."""
-    report = reports.get(f"{task}-seed{seed}", {"settings": SHARED | TASKS[task], "rows": []})
+    report = reports.get(f"{task}-seed{seed}")
+    if not report:
+        report = {"settings": SHARED | TASKS[task], "rows": []}
     return ledger.Run(report["settings"], report["rows"])
 
 
-def draw_map(success, claims, reports, task):
-    """Over the hours that RL took, or the lessons in its place."""
-    column = f"eval {envs.title(TASKS[task]['env'])}"
-    kinds = (AFTER_LITTLE_READING[task], task, task.replace("read", "paid"), f"lessons_{task}")
+def draw_maps(axes, reports, game):
+    """Success, and what the thoughts are worth, over the hours that RL took, or the lessons in its
+    place. The last panel is the legend.
+    """
+    env = envs.title(TASKS[f"read_{game}"]["env"])
     drawn = {}
-    for seed in seeds_of(reports):
-        for kind, dashes in zip(kinds, DASHES):
-            name = f"{kind}-seed{seed}"
-            if name not in reports:
-                continue
-            run = drawn[name] = ledger.Run(reports[name]["settings"], reports[name]["rows"])
-            rows = [row for row in run.rows if column in row]
-            hours = [row["seconds"] / 3600 for row in rows]
-            style = plots.line_style(seed - 1) | {"ls": dashes, "marker": "o"}
-            shares = np.array([row[column] for row in rows])
-            success.plot(hours, shares, **style)
-            low, high = plots.interval(shares, run.config["eval_prompts"])
-            success.fill_between(hours, low, high, color=style["color"], alpha=0.15, lw=0)
-            claims.plot(hours, [row["true_claims"] for row in rows], **style)
-    plots.draw_yardsticks(success, drawn, envs.title(TASKS[task]["env"]))
-    plots.finish_panel(success, TITLES[task], "hours")
-    plots.finish_panel(claims, f"{TITLES[task]}:\nshare of true claims", "hours")
+    for kind, (color, label) in KINDS.items():
+        name = LITTLE_READING_OF[game] if kind == "little reading" else kind.format(game)
+        for seed in seeds_of(reports):
+            if f"{name}-seed{seed}" in reports:
+                run = drawn[name, seed] = run_of(reports, name, seed)
+                draw_run(axes, run, f"eval {env}", color)
+        if any(kind == name for kind, _ in drawn):
+            axes[-1].plot([], [], color=color, marker="o", label=label)
+    plots.draw_yardsticks(axes[0], drawn, env)
+    for ax, title in zip(axes, (f"{env}, as a map", *SHARES.values())):
+        plots.finish_panel(ax, title, "hours")
+    axes[-1].axis("off")
+    axes[-1].legend(loc="center")
+
+
+def draw_run(axes, run, column, color):
+    rows = [row for row in run.rows if column in row]
+    hours = [row["seconds"] / 3600 for row in rows]
+    success = np.array([row[column] for row in rows])
+    low, high = plots.interval(success, run.config["eval_prompts"])
+    axes[0].fill_between(hours, low, high, color=color, alpha=0.15, lw=0)
+    for ax, of_row in zip(axes, (column, *SHARES)):
+        ax.plot(hours, [row[of_row] for row in rows], color=color, marker="o")
 
 
 def main():
