@@ -863,7 +863,8 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     reports = smollm2.load()
     page = (FIGURES / "smollm2" / "README.md").read_text()
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
-             "map": (1,), "sokoban": (1,)}
+             "map": (1,), "sokoban": (1,), "read_lake": (1,), "read_sokoban": (1,),
+             "paid_lake": (1,)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     success, steps = {}, {}
@@ -872,6 +873,8 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
         success[name] = [*success_of(report)]
         lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
                    "sokoban": ("map 200:", "lesson 30:")}
+        lessons |= dict.fromkeys(("read_lake", "read_sokoban", "paid_lake"),
+                                 ("map 400:", "lesson 40:"))
         if task in lessons:
             for begins in lessons[task]:
                 assert any(line.startswith(begins) for line in report["warm start"])
@@ -888,7 +891,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     shares = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
     assert np.mean(np.isin(shares, (0, 0.25, 0.5, 0.75, 1))) > 0.6, "groups choose alike"
     assert max(success["lake-seed1"] + success["lake-seed2"]) < 0.2
-    for task in ("told", "alone", "map", "sokoban"):
+    for task in seeds.keys() - {"bandit", "lake"}:
         pairs = []
         for seed in seeds[task]:
             first, *_, last = success[f"{task}-seed{seed}"]
@@ -899,11 +902,47 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     says(page, "0.29", "0.64")
     losses = []
     for task in ("map", "sokoban"):
-        said = [line for line in reports[f"{task}-seed1"]["warm start"] if line.startswith("map ")]
-        first, = re.findall(r"map 10: loss (.*),", said[0])
-        last, seconds = re.findall(r"map 200: loss (.*), (.*) s", said[-1])[0]
-        losses += [first, last, f"in {int(seconds) / 60:.0f}"]
+        said = reading_of(reports[f"{task}-seed1"])
+        losses += [said[0][1], said[-1][1], f"in {said[-1][2] / 60:.0f}"]
     says(page, *losses)
+    minutes = []
+    for task in ("read_lake", "read_sokoban"):
+        step, loss, seconds = reading_of(reports[f"{task}-seed1"])[-1]
+        assert (step, loss) == (400, "0.00")
+        minutes.append(f"{seconds / 60:.0f}")
+    says(page, f"below 0.005 in both games, in {' and '.join(minutes)} minutes")
+
+
+def reading_of(report):  # -> [(step, loss, seconds), ...]
+    pattern = r"map (\d+): loss (.*), (\d+) s"
+    found = [re.fullmatch(pattern, line) for line in report["warm start"]]
+    return [(int(match[1]), match[2], int(match[3])) for match in found if match]
+
+
+def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
+    reports = smollm2.load()
+    page = (FIGURES / "smollm2" / "README.md").read_text()
+
+    def shares(task, column):  # at each evaluation
+        return [f"{row[column]:.0%}" for row in reports[f"{task}-seed1"]["rows"] if "eval" in row]
+
+    true = {task: shares(task, "true_claims") for task in smollm2.MAPS}
+    whole = {task: shares(task, "whole_readings") for task in smollm2.READERS}
+    fit, fit_10, fit_20, *_ = shares("read_lake", "fitting")
+    a, b, c, *_ = [f"{success:.2f}" for success in success_of(reports["read_lake-seed1"])]
+    for part in (
+            f"{true['read_lake'][0]} of its claims (`The goal is ...`) were true, and "
+            f"{whole['read_lake'][0]} of its thoughts",
+            f"Sokoban: {true['read_sokoban'][0]} and {whole['read_sokoban'][0]}",
+            f"Only {fit} of its first moves",
+            f"After 10 iterations {fit_10} did, and after 20 iterations {fit_20}",
+            f"Success was {a}, {b} and {c}",
+            f"{shares('map', 'fitting')[0]} of the moves fitted",
+            f"only {true['map'][0]} of the claims",
+            f"fell to {true['map'][1]} and {true['map'][2]}",
+            f"from {true['sokoban'][0]} to {true['sokoban'][1]} in 10 iterations",
+            f"from {true['read_lake'][0]} to {true['read_lake'][1]} and {true['read_lake'][2]}"):
+        says(page, part)
 
 
 def success_of(report):

@@ -16,9 +16,9 @@ dialog, so that the model reads well and plays badly at first. Each has a contro
 lessons_read_lake: in place of RL there are lessons of the planner, for as many hours. `paid_lake`
 is `read_lake`, and a turn that misreads the map costs 0.3. (This number was not searched for.)
 
-At every evaluation the whole report is written to figures/smollm2/TASK-seedN.json: the warm start,
-the settings, the rows of the log, episodes, peak memory, and the answer to one prompt by plain
-`generate`, before and after. The warm-started model and the run are in runs/smollm2.
+After every iteration the whole report is written to figures/smollm2/TASK-seedN.json: the warm
+start, the settings, the rows of the log, and peak memory. Each evaluation adds episodes, and the
+answer to one prompt by plain `generate`. The first and the last of them are kept. The warm-started model and the run are in runs/smollm2.
 """
 import argparse
 import contextlib
@@ -63,7 +63,7 @@ COST_OF_MISREADING = {"paid_lake": 0.3}
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
 MAP = dict(prompts=8, iterations=200, eval_every=10, minibatch_size=32, max_new_tokens=112)
-# Half of the groups: those whose returns differ most. They take half of the time.
+# The half of the groups whose returns differ most. They take less time.
 READ = MAP | dict(keep=0.5)
 TASKS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
@@ -76,13 +76,13 @@ TASKS = {
     "read_lake": dict(env="frozenlake", **READ),
     "read_sokoban": dict(env="sokoban", **READ),
     "paid_lake": dict(env="frozenlake", **READ)}
-TITLES = {"bandit": "bandit", "lake": "gentle lake, as a map,\nno lessons",
-          "told": "in words, after lessons", "alone": "in words, no lessons"}
+TITLES = {"bandit": "bandit", "lake": "lake: gentle lake,\nas a map, no lessons",
+          "told": "told: in words,\nafter lessons", "alone": "alone: in words,\nno lessons"}
 # The runs of a game with maps, and their colours in the picture. {} is lake or sokoban.
-KINDS = {"read_{}": ("C0", "RL after more reading"),
-         "paid_{}": ("C4", "the same, and misreading\ncosts 0.3"),
-         "lessons_read_{}": ("C1", "more lessons of the planner\nin place of RL"),
-         "little reading": ("0.6", "RL after a little reading")}
+KINDS = {"read_{}": ("C0", "{}:\nRL after 400 steps of reading"),
+         "paid_{}": ("C4", "{}: the same,\nbut misreading costs 0.3"),
+         "lessons_read_{}": ("C1", "{}:\nthe planner's lessons, not RL"),
+         "little reading": ("0.6", "{}:\nRL after 200 steps of reading")}
 LITTLE_READING_OF = {"lake": "map", "sokoban": "sokoban"}
 SHARES = {"true_claims": "share of true claims",
           "fitting": "share of first moves\nthat fit the claim"}
@@ -95,19 +95,24 @@ LESSONS = {"told": "--lessons 40 --lesson-lr 1e-4",
 
 
 # ---------------------------------------------------------------------------------------- training
-def run(task, seed, model, options=""):
+def run(task, seed, model, iterations=None, options=""):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
     name = f"{task}-seed{seed}"
     begins_as = BEGINS_AS.get(task, task)
     warm = RUNS / f"warm-{begins_as}-seed{seed}"
     settings = SHARED | TASKS[task] | {"seed": seed}
+    if iterations:
+        settings["iterations"] = iterations
+    file = DATA / f"{name}.json"
     report = beginning(task, seed, options)
     report["warm start"] = start_warm(model, warm, settings, LESSONS.get(begins_as, "").split())
     cfg = rm.Config(**settings, model=str(warm), out=str(RUNS / name))
     if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
         cfg = rm.parse_config(["--resume", cfg.out])
-        report["plain generate"] = load()[name]["plain generate"]
+        cfg.iterations = settings["iterations"]
+        report = load()[name] | report | {"rows": lines_of(cfg.out, "log.jsonl")}
+        write(report, file)
     report["settings"] = asdict(cfg)
     for private in ("model", "out", "resume", "filled"):
         del report["settings"][private]
@@ -115,9 +120,8 @@ def run(task, seed, model, options=""):
     def callback(row, trajs, models, cfg):
         if task in MAPS and trajs:
             row["whole_readings_of_rollout"] = share_of_whole_readings(trajs)
-        if "eval" in row:
-            add_to(report, row, models, cfg)
-            write(report, DATA / f"{name}.json")
+        add_to(report, row, models, cfg)
+        write(report, file)
     models = rm.load_models(cfg)
     if task in MAPS:
         report["cost of misreading"] = COST_OF_MISREADING.get(task, 0.0)
@@ -240,12 +244,13 @@ def one_lesson(step, share_left, models, cfg):  # -> columns
 # ------------------------------------------------------------------------------------- the report
 def add_to(report, row, models, cfg):
     report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
-    samples = lines_of(cfg.out, "samples.jsonl")
-    last = [sample for sample in samples if sample["iteration"] == row["iteration"]]
-    report["episodes"] = samples[:2] + last[:2]  # of the first evaluation, and of the last
-    answers = report.setdefault("plain generate", [])
-    answers[1:] = [plain_answer(models, cfg)]  # the first one stays
-    report["peak memory, MiB"] = peak_memory()
+    report["peak memory, MiB"] = max(report.get("peak memory, MiB", 0), peak_memory())
+    if "eval" in row:
+        samples = lines_of(cfg.out, "samples.jsonl")
+        last = [sample for sample in samples if sample["iteration"] == row["iteration"]]
+        report["episodes"] = samples[:2] + last[:2]  # of the first evaluation, and of the last
+        answers = report.setdefault("plain generate", [])
+        answers[1:] = [plain_answer(models, cfg)]  # the first one stays
 
 
 def peak_memory():  # in MiB
@@ -325,7 +330,8 @@ def draw(reports, out):
         axes[0, 1].legend(ncols=2, loc="center")  # where it hides nothing
         for row, game in zip(axes[1:], LITTLE_READING_OF):
             draw_maps(row, reports, game)
-        fig.suptitle("Success of SmolLM2-135M-Instruct after a warm start, in 128 held-out levels")
+        fig.suptitle("SmolLM2-135M-Instruct after a warm start: success in 128 episodes "
+                     "[95% interval]")
     paper.shrink(out)
     return out
 
@@ -355,9 +361,9 @@ def draw_maps(axes, reports, game):
                 run = drawn[name, seed] = run_of(reports, name, seed)
                 draw_run(axes, run, f"eval {env}", color)
         if any(kind == name for kind, _ in drawn):
-            axes[-1].plot([], [], color=color, marker="o", label=label)
+            axes[-1].plot([], [], color=color, marker="o", label=label.format(name))
     plots.draw_yardsticks(axes[0], drawn, env)
-    for ax, title in zip(axes, (f"{env}, as a map", *SHARES.values())):
+    for ax, title in zip(axes, (f"{env}, as a map: success", *SHARES.values())):
         plots.finish_panel(ax, title, "hours")
     axes[-1].axis("off")
     axes[-1].legend(loc="center")
@@ -379,6 +385,7 @@ def main():
     controls = [f"lessons_{task}" for task in READERS]
     parser.add_argument("what", choices=[*TASKS, *controls, "draw"])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--iterations", type=int, help="the last one, which is evaluated")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     args = parser.parse_args()
@@ -395,7 +402,7 @@ def main():
             if args.what in controls:
                 more_lessons(args.what.removeprefix("lessons_"), args.seed, options)
             else:
-                run(args.what, args.seed, args.model, options)
+                run(args.what, args.seed, args.model, args.iterations, options)
 
 
 if __name__ == "__main__":
