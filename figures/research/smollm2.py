@@ -111,7 +111,7 @@ def run(task, seed, model, iterations=None, options=""):
     if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
         cfg = rm.parse_config(["--resume", cfg.out])
         cfg.iterations = settings["iterations"]
-        report = load()[name] | report | {"rows": lines_of(cfg.out, "log.jsonl")}
+        report = load()[name] | report | {"rows": lines_of(cfg.resume, "log.jsonl")}
         write(report, file)
     report["settings"] = asdict(cfg)
     for private in ("model", "out", "resume", "filled"):

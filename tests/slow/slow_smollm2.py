@@ -88,6 +88,45 @@ def test_the_control_goes_on_where_it_was_stopped(study, monkeypatch):
     assert json.loads(study.read_text())["rows"] == whole["rows"]
 
 
+def test_a_run_goes_on_where_it_was_stopped(study, monkeypatch):
+    """Its report is written after each iteration. The rows are those of a run that was not stopped.
+    """
+    small = dict(env="frozenlake", prompts=2, rollouts=2, max_new_tokens=20, max_turns=2,
+                 eval_every=10, eval_prompts=4, save_every=1, keep=0.5)
+    monkeypatch.setitem(smollm2.TASKS, "paid_lake", small)
+    monkeypatch.setattr(rm, "micro_batches", rm.micro_batches)
+    (smollm2.RUNS / "warm-read_lake-seed1.txt").write_text("lesson 40\nsaved in there\n")
+    file = smollm2.DATA / "paid_lake-seed1.json"
+    train = rm.train
+
+    def train_to_the_first(cfg, models, callback):
+        return train(cfg, models, lambda *args: callback(*args) or args[0]["iteration"] == 1)
+
+    def run():
+        rm.evaluate, rm.take_turn = EVALUATE, TAKE_TURN
+        smollm2.run("paid_lake", 1, "nowhere", iterations=3)
+        return json.loads(file.read_text())
+    whole = run()
+    assert [row["iteration"] for row in whole["rows"]] == [0, 1, 2, 3]
+    assert ["eval" in row for row in whole["rows"]] == [True, False, False, True]
+    assert whole["warm start"] == ["lesson 40"]
+    assert whole["cost of misreading"] == 0.3 and whole["settings"]["keep"] == 0.5
+
+    shutil.rmtree(smollm2.RUNS / "paid_lake-seed1")
+    file.unlink()
+    monkeypatch.setattr(rm, "train", train_to_the_first)
+    stopped = run()
+    assert [row["iteration"] for row in stopped["rows"]] == [0, 1]
+    monkeypatch.setattr(rm, "train", train)
+    gone_on = run()
+    for report in (whole, gone_on):
+        for row in report["rows"]:
+            row.pop("seconds_rollout", None)
+            row.pop("seconds_update", None)
+    for same in ("rows", "episodes", "plain generate", "settings"):
+        assert gone_on[same] == whole[same]
+
+
 def test_a_whole_reading_has_no_error(study, tok, cfg):
     """The planner's answer is one. With one cell changed, or the claim, or more said, it is none,
     and costs. The next message does not say so.
