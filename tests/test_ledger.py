@@ -943,6 +943,18 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
             f"from {true['sokoban'][0]} to {true['sokoban'][1]} in 10 iterations",
             f"from {true['read_lake'][0]} to {true['read_lake'][1]} and {true['read_lake'][2]}"):
         says(page, part)
+    readme = (FIGURES.parent / "README.md").read_text()
+    says(readme, f"{true['read_lake'][0]} of its claims")
+    says(readme, f"from {with_interval_of(a)} to {with_interval_of(c)}")
+    valid = shares("paid_lake", "valid_of_eval")
+    says(page, f"only {valid[-1]} of the answers were still valid")
+    says(page, f"{shares('paid_lake', 'whole_readings')[-1]} had no error")
+    turns = [row["turns"] for row in reports["paid_lake-seed1"]["rows"][1:5]]
+    assert turns == sorted(turns, reverse=True)
+
+
+def with_interval_of(success):  # in 128 levels
+    return plots.with_interval(round(float(success) * 128) / 128, 128)
 
 
 def success_of(report):

@@ -304,15 +304,22 @@ def table(reports):  # -> Markdown
     rows = []
     for name, report in reports.items():
         run = ledger.Run(report["settings"], report["rows"])
-        _, success = run.series(metric_of(report))
-        n = report["settings"]["eval_prompts"]
-        seconds = run.rows[-1]["seconds"]
-        speed = run.series("tokens")[1].sum() / max(seconds, 1)
+        evaluated, success = run.series(metric_of(report))
+        if len(evaluated) == 1:  # only before training
+            last, after = len(run.rows) - 1, "not evaluated"
+        else:
+            last, after = int(evaluated[-1]), plots.with_interval(success[-1], n_of(report))
+        seconds = run.rows[last]["seconds"]
+        tokens = sum(row.get("tokens", 0) for row in run.rows[:last + 1])
         memory = report["peak memory, MiB"] / 1024
-        rows.append([name, plots.with_interval(success[0], n), plots.with_interval(success[-1], n),
-                     str(len(run.rows) - 1), f"{seconds / 3600:.1f}", f"{speed:.0f}",
+        rows.append([name, plots.with_interval(success[0], n_of(report)), after, str(last),
+                     f"{seconds / 3600:.1f}", f"{tokens / max(seconds, 1):.0f}",
                      f"{memory:.1f} GiB"])
     return ledger.markdown(head, rows)
+
+
+def n_of(report):
+    return report["settings"]["eval_prompts"]
 
 
 def metric_of(report):
