@@ -949,6 +949,8 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
     valid = shares("paid_lake", "valid_of_eval")
     says(page, f"only {valid[-1]} of the answers were still valid")
     says(page, f"{shares('paid_lake', 'whole_readings')[-1]} had no error")
+    last = reports["paid_lake-seed1"]["rows"][-1]
+    says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
     turns = [row["turns"] for row in reports["paid_lake-seed1"]["rows"][1:5]]
     assert turns == sorted(turns, reverse=True)
 
