@@ -18,8 +18,8 @@ lake in words (extras/told_lake.py).
 
 --reading 400 comes before that, for the lake and Sokoban as maps: 400 steps on maps alone, without
 the instruction. In these and in the lessons that follow the thoughts say where everything is.
---random-moves 0.7 makes the moves of 70% of the turns in these lessons random. Then the model reads
-well and plays badly, and RL has something to find.
+--random-moves 0.7 makes the moves random in 70% of the turns of these lessons, so that RL has
+something to find in a model that reads well.
 
 --lora (pip install peft) trains low-rank adapters, which need less memory, and merges them.
 """
@@ -129,8 +129,11 @@ def reader(env, actions_left, rng):  # -> thought, actions; None if nothing can 
     return reading(env), cold_start.best_path(env, env.success_rate, actions_left, length)
 
 
-def reader_at_random(env, rng, guess=cold_start.guess):  # -> thought, actions
-    _, moves = guess(env, rng)
+guess_of_the_habit = cold_start.guess  # `warm_start` puts reader_at_random in its place
+
+
+def reader_at_random(env, rng):  # -> thought, actions
+    _, moves = guess_of_the_habit(env, rng)
     return reading(env), moves
 
 

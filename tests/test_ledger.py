@@ -867,14 +867,13 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
              "paid_lake": (1,)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
+    lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
+               "sokoban": ("map 200:", "lesson 30:")}
+    lessons |= dict.fromkeys(("read_lake", "read_sokoban", "paid_lake"), ("map 400:", "lesson 40:"))
     success, steps = {}, {}
     for name, report in reports.items():
         task, _ = name.split("-")
         success[name] = [*success_of(report)]
-        lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
-                   "sokoban": ("map 200:", "lesson 30:")}
-        lessons |= dict.fromkeys(("read_lake", "read_sokoban", "paid_lake"),
-                                 ("map 400:", "lesson 40:"))
         if task in lessons:
             for begins in lessons[task]:
                 assert any(line.startswith(begins) for line in report["warm start"])

@@ -12,13 +12,14 @@ told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
 
 `map` (the lake) and `sokoban` begin with lessons in reading maps, which end while lists are often
 wrong. `read_lake` and `read_sokoban` have twice as many, and random moves in most lessons of the
-dialog, so that the model reads well and plays badly at first. Each has a control, such as
+dialog, so that RL has something to find in a model that reads well. Each has a control, such as
 lessons_read_lake: in place of RL there are lessons of the planner, for as many hours. `paid_lake`
 is `read_lake`, and a turn that misreads the map costs 0.3. (This number was not searched for.)
 
 After every iteration the whole report is written to figures/smollm2/TASK-seedN.json: the warm
 start, the settings, the rows of the log, and peak memory. Each evaluation adds episodes, and the
-answer to one prompt by plain `generate`. The first and the last of them are kept. The warm-started model and the run are in runs/smollm2.
+answer to one prompt by plain `generate`. The first and the last of these are kept. The warm-started
+model and the run are in runs/smollm2.
 """
 import argparse
 import contextlib
@@ -63,7 +64,7 @@ COST_OF_MISREADING = {"paid_lake": 0.3}
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
 MAP = dict(prompts=8, iterations=200, eval_every=10, minibatch_size=32, max_new_tokens=112)
-# The half of the groups whose returns differ most. They take less time.
+# Updates are made on the half of the groups whose returns differ most, which takes less time.
 READ = MAP | dict(keep=0.5)
 TASKS = {
     "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),

@@ -1,4 +1,4 @@
-"""figures/research/smollm2.py: its control goes on where it was stopped, and its columns are true."""
+"""figures/research/smollm2.py: what was stopped goes on, and columns about thoughts are true."""
 import json
 import shutil
 import sys
@@ -15,12 +15,12 @@ from extras import warm_start
 sys.path.insert(0, str(ROOT / "figures"))
 from research import smollm2
 
-HOURS = 7 / 3600  # in which there is time for seven lessons, since each of them takes a second here
+EVALUATE, TAKE_TURN = rm.evaluate, rm.take_turn
 
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Where RL has taken seven seconds, and tiny is the warm-started model."""
+    """RL has taken seven seconds, and each lesson takes one. tiny is the warm-started model."""
     monkeypatch.setattr(smollm2, "DATA", tmp_path / "data")
     monkeypatch.setattr(smollm2, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(smollm2, "LESSONS_BETWEEN", 2)
@@ -46,9 +46,6 @@ def study(tmp_path, monkeypatch):
 def lessons():
     rm.evaluate, rm.take_turn = EVALUATE, TAKE_TURN  # as in a new process
     smollm2.more_lessons("read_lake", 1, "")
-
-
-EVALUATE, TAKE_TURN = rm.evaluate, rm.take_turn
 
 
 def test_the_control_goes_on_where_it_was_stopped(study, monkeypatch):
