@@ -5,7 +5,7 @@ GRPO.
     python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, a table
 
-There are nine tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
+There are eleven tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
@@ -13,8 +13,12 @@ told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
 `map` (the lake) and `sokoban` begin with lessons in reading maps, which end while lists are often
 wrong. `read_lake` and `read_sokoban` have twice as many, and random moves in most lessons of the
 dialog, so that RL has something to find in a model that reads well. Each has a control, such as
-lessons_read_lake: in place of RL there are lessons of the planner, for as many hours. `paid_lake`
-is `read_lake`, and a turn that misreads the map costs 0.3. (This number was not searched for.)
+lessons_read_lake: in place of RL there are lessons of the planner, for as many hours.
+
+The other three are `read_lake`, with something that may keep the thoughts true. In `paid_lake` a
+turn that misreads the map costs 0.3. In `rewarded_lake` an episode earns up to 0.3, in proportion
+to its turns that read the map well. In `kl_lake` a KL penalty keeps the policy near the
+warm-started model. (None of these three numbers was searched for.)
 
 After every iteration the whole report is written to figures/smollm2/TASK-seedN.json: the warm
 start, the settings, the rows of the log, and peak memory. Each evaluation adds episodes, and the
@@ -55,11 +59,9 @@ RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
               max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
 READERS = ("read_lake", "read_sokoban")
-MAPS = ("map", "sokoban", *READERS, "paid_lake")
-# These begin with the warm-started model of another task.
-BEGINS_AS = {"paid_lake": "read_lake"}
-# What a turn costs whose thought is not the map as it is.
-COST_OF_MISREADING = {"paid_lake": 0.3}
+# These begin with the warm-started model of read_lake.
+VARIANTS = ("paid_lake", "rewarded_lake", "kl_lake")
+MAPS = ("map", "sokoban", *READERS, *VARIANTS)
 # The lessons' learning rate. In the control there is an evaluation after so many lessons.
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
@@ -76,12 +78,16 @@ TASKS = {
     "sokoban": dict(env="sokoban", **MAP),
     "read_lake": dict(env="frozenlake", **READ),
     "read_sokoban": dict(env="sokoban", **READ),
-    "paid_lake": dict(env="frozenlake", **READ)}
+    "paid_lake": dict(env="frozenlake", **READ),
+    "rewarded_lake": dict(env="frozenlake", **READ),
+    "kl_lake": dict(env="frozenlake", kl_coef=0.1, **READ)}
 TITLES = {"bandit": "bandit", "lake": "lake: gentle lake,\nas a map, no lessons",
           "told": "told: in words,\nafter lessons", "alone": "alone: in words,\nno lessons"}
 # The runs of a game with maps, and their colours in the picture. {} is lake or sokoban.
 KINDS = {"read_{}": ("C0", "{}:\nRL after 400 steps of reading"),
          "paid_{}": ("C4", "{}: the same,\nbut misreading costs 0.3"),
+         "rewarded_{}": ("C2", "{}: the same,\nbut true readings earn 0.3"),
+         "kl_{}": ("C5", "{}: the same,\nwith a KL penalty"),
          "lessons_read_{}": ("C1", "{}:\nthe planner's lessons, not RL"),
          "little reading": ("0.6", "{}:\nRL after 200 steps of reading")}
 LITTLE_READING_OF = {"lake": "map", "sokoban": "sokoban"}
@@ -100,7 +106,7 @@ def run(task, seed, model, iterations=None, options=""):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
     name = f"{task}-seed{seed}"
-    begins_as = BEGINS_AS.get(task, task)
+    begins_as = "read_lake" if task in VARIANTS else task
     warm = RUNS / f"warm-{begins_as}-seed{seed}"
     settings = SHARED | TASKS[task] | {"seed": seed}
     if iterations:
@@ -125,8 +131,7 @@ def run(task, seed, model, iterations=None, options=""):
         write(report, file)
     models = rm.load_models(cfg)
     if task in MAPS:
-        report["cost of misreading"] = COST_OF_MISREADING.get(task, 0.0)
-        watch_claims(report["cost of misreading"])
+        watch_claims(PAY.get(task))
     if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
         recipes.read_messages_once(models)
     rm.train(cfg, models, callback)
@@ -139,27 +144,45 @@ def beginning(task, seed, options):  # -> report
             "day": time.strftime("%Y-%m-%d")}
 
 
-def take_turn(traj, tok, cfg, ends, cost=0.0):
-    """Notes whether the thought is a whole reading of the map without an error. Else it costs. No
-    message tells the model so.
+def take_turn(traj, tok, cfg, ends, pay=None):
+    """Notes whether the thought is a whole reading of the map without an error. If there is `pay`,
+    the turn's reward changes by pay(traj). No message tells the model so.
     """
     truth = warm_start.reading(traj.env)  # before the actions of the answer change it
     last = len(traj.ids) - 1
     thoughts.take_turn(traj, tok, cfg, ends)
     turn = traj.turns[-1]
     turn["read"] = rm.thought_of(turn) == truth
-    if not turn["read"]:
-        turn["reward"] -= cost
-        traj.reward[last] -= cost
+    if pay:
+        turn["reward"] += pay(traj)
+        traj.reward[last] += pay(traj)
+
+
+def cost_of_misreading(traj):
+    return 0.0 if traj.turns[-1]["read"] else -0.3
+
+
+def reward_for_reading(traj):
+    """Together the turns of an episode earn 0.3 times the share of those that read the map well.
+    So there is nothing to gain by more turns or fewer. Who reads must also answer: an invalid
+    answer leaves the map as it is, and to copy the same list would be easy.
+    """
+    earned = [0.3 * (turn["read"] and turn["valid"]) for turn in traj.turns]
+    before = fmean(earned[:-1]) if earned[1:] else 0.0
+    return fmean(earned) - before
+
+
+# What is paid for the thought of a turn.
+PAY = {"paid_lake": cost_of_misreading, "rewarded_lake": reward_for_reading}
 
 
 def share_of_whole_readings(trajs):
     return fmean(turn["read"] for traj in trajs for turn in traj.turns)
 
 
-def watch_claims(cost=0.0):
+def watch_claims(pay=None):
     """The episodes of evaluations are asked whether their thoughts are true."""
-    rm.take_turn = functools.partial(take_turn, cost=cost)
+    rm.take_turn = functools.partial(take_turn, pay=pay)
     evaluate = rm.evaluate
     def evaluate_and_watch(models, cfg, when=""):
         columns, trajs = evaluate(models, cfg, when)

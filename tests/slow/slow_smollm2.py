@@ -107,7 +107,7 @@ def test_a_run_goes_on_where_it_was_stopped(study, monkeypatch):
     assert [row["iteration"] for row in whole["rows"]] == [0, 1, 2, 3]
     assert ["eval" in row for row in whole["rows"]] == [True, False, False, True]
     assert whole["warm start"] == ["lesson 40"]
-    assert whole["cost of misreading"] == 0.3 and whole["settings"]["keep"] == 0.5
+    assert whole["settings"]["keep"] == 0.5
 
     shutil.rmtree(smollm2.RUNS / "paid_lake-seed1")
     file.unlink()
@@ -128,7 +128,7 @@ def test_a_whole_reading_has_no_error(study, tok, cfg):
     """The planner's answer is one. With one cell changed, or the claim, or more said, it is none,
     and costs. The next message does not say so.
     """
-    smollm2.watch_claims(cost=0.3)
+    smollm2.watch_claims(smollm2.cost_of_misreading)
     cfg = rm.replace(cfg, env="frozenlake", success_rate=1.0, max_new_tokens=100)
     for change, is_read in ((("x", "x"), True), ((" P ", " O "), False), (("goal", "hole"), False),
                             ((". The", ". Oh. The"), False)):
@@ -142,6 +142,22 @@ def test_a_whole_reading_has_no_error(study, tok, cfg):
         assert traj.reward[last] == traj.R == (0.0 if is_read else -0.3)
         message = tok.decode(traj.ids[last + 1:])
         assert not traj.done and "0.3" not in message and "0.0" in message.replace(" ", "")
+
+
+@pytest.mark.parametrize("turns, pays", [
+    ([(True, True)], [0.3]), ([(False, True)], [0]), ([(True, False)], [0]),
+    ([(True, True), (False, True), (True, True)], [0.3, -0.15, 0.05]),
+    ([(True, False), (True, True), (True, True), (True, True)], [0, 0.15, 0.05, 0.025])])
+def test_the_reward_for_reading_is_a_share(turns, pays):
+    """The turns, (is the map read well, is the answer valid), together earn 0.3 times the share of
+    those where both hold: 0.2 for two of three.
+    """
+    traj = SimpleNamespace(turns=[])
+    for (read, valid), pay in zip(turns, pays):
+        traj.turns.append({"read": read, "valid": valid})
+        assert smollm2.reward_for_reading(traj) == pytest.approx(pay)
+    share = sum(read and valid for read, valid in turns) / len(turns)
+    assert sum(pays) == pytest.approx(0.3 * share)
 
 
 class Says:
