@@ -83,14 +83,17 @@ TASKS = {
     "kl_lake": dict(env="frozenlake", kl_coef=0.1, **READ)}
 TITLES = {"bandit": "bandit", "lake": "lake: gentle lake,\nas a map, no lessons",
           "told": "told: in words,\nafter lessons", "alone": "alone: in words,\nno lessons"}
-# The runs of a game with maps, and their colours in the picture. {} is lake or sokoban.
-KINDS = {"read_{}": ("C0", "{}:\nRL after 400 steps of reading"),
-         "paid_{}": ("C4", "{}: the same,\nbut misreading costs 0.3"),
-         "rewarded_{}": ("C2", "{}: the same,\nbut true readings earn 0.3"),
-         "kl_{}": ("C5", "{}: the same,\nwith a KL penalty"),
-         "lessons_read_{}": ("C1", "{}:\nthe planner's lessons, not RL"),
-         "little reading": ("0.6", "{}:\nRL after 200 steps of reading")}
-LITTLE_READING_OF = {"lake": "map", "sokoban": "sokoban"}
+# The colours and labels of the runs on maps.
+LITTLE, MUCH = "RL after 200 steps of reading", "RL after 400 steps of reading"
+LESSONS_INSTEAD = "the planner's lessons, not RL"
+DRAWN = {
+    "lake": {"map": ("0.6", LITTLE), "read_lake": ("C0", MUCH),
+             "lessons_read_lake": ("C1", LESSONS_INSTEAD),
+             "paid_lake": ("C4", "RL, and misreading costs 0.3"),
+             "rewarded_lake": ("C2", "RL, and true readings earn 0.3"),
+             "kl_lake": ("C5", "RL with a KL penalty")},
+    "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
+                "lessons_read_sokoban": ("C1", LESSONS_INSTEAD)}}
 SHARES = {"true_claims": "share of true claims",
           "fitting": "share of first moves\nthat fit the claim"}
 # Lessons of the planner come before those of the form.
@@ -118,6 +121,7 @@ def run(task, seed, model, iterations=None, options=""):
     if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
         cfg = rm.parse_config(["--resume", cfg.out])
         cfg.iterations = settings["iterations"]
+        report["commit"] = and_this_commit(load()[name]["commit"])
         report = load()[name] | report | {"rows": lines_of(cfg.resume, "log.jsonl")}
         write(report, file)
     report["settings"] = asdict(cfg)
@@ -142,6 +146,13 @@ def beginning(task, seed, options):  # -> report
             "commit": mutants.commit(),
             "machine": f"one thread of {cpu()}, torch {torch.__version__}",
             "day": time.strftime("%Y-%m-%d")}
+
+
+def and_this_commit(before):
+    """A run that was stopped may go on with a later commit. "a1, then b2" has the first rows of a1.
+    """
+    now = mutants.commit()
+    return before if before.endswith(now) else f"{before}, then {now}"
 
 
 def take_turn(traj, tok, cfg, ends, pay=None):
@@ -222,6 +233,7 @@ def more_lessons(task, seed, options):
     models.optimizer = warm_start.make_optimizer(models, LESSON_LR)
     if saved.exists():  # it was stopped, and goes on
         report = json.loads(file.read_text())
+        report["commit"] = and_this_commit(report["commit"])
         weights, adam = torch.load(saved)
         models.policy.load_state_dict(weights)
         models.optimizer.load_state_dict(adam)
@@ -359,7 +371,7 @@ def draw(reports, out):
             plots.draw_evaluations(ax, of_task, f"eval {envs.title(TASKS[task]['env'])}")
             ax.set_title(TITLES[task])
         axes[0, 1].legend(ncols=2, loc="center")  # where it hides nothing
-        for row, game in zip(axes[1:], LITTLE_READING_OF):
+        for row, game in zip(axes[1:], DRAWN):
             draw_maps(row, reports, game)
         fig.suptitle("SmolLM2-135M-Instruct after a warm start: success in 128 episodes "
                      "[95% interval]")
@@ -385,14 +397,14 @@ def draw_maps(axes, reports, game):
     """
     env = envs.title(TASKS[f"read_{game}"]["env"])
     drawn = {}
-    for kind, (color, label) in KINDS.items():
-        name = LITTLE_READING_OF[game] if kind == "little reading" else kind.format(game)
-        for seed in seeds_of(reports):
-            if f"{name}-seed{seed}" in reports:
-                run = drawn[name, seed] = run_of(reports, name, seed)
-                draw_run(axes, run, f"eval {env}", color)
-        if any(kind == name for kind, _ in drawn):
-            axes[-1].plot([], [], color=color, marker="o", label=label.format(name))
+    for task, (color, label) in DRAWN[game].items():
+        of_task = {seed: run_of(reports, task, seed) for seed in seeds_of(reports)
+                   if f"{task}-seed{seed}" in reports}
+        for seed, run in of_task.items():
+            drawn[task, seed] = run
+            draw_run(axes, run, f"eval {env}", color)
+        if of_task:
+            axes[-1].plot([], [], color=color, marker="o", label=f"{task}:\n{label}")
     plots.draw_yardsticks(axes[0], drawn, env)
     for ax, title in zip(axes, (f"{env}, as a map: success", *SHARES.values())):
         plots.finish_panel(ax, title, "hours")

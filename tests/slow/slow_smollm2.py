@@ -112,10 +112,13 @@ def test_a_run_goes_on_where_it_was_stopped(study, monkeypatch):
     shutil.rmtree(smollm2.RUNS / "paid_lake-seed1")
     file.unlink()
     monkeypatch.setattr(rm, "train", train_to_the_first)
+    monkeypatch.setattr(smollm2.mutants, "commit", lambda: "a1")
     stopped = run()
     assert [row["iteration"] for row in stopped["rows"]] == [0, 1]
     monkeypatch.setattr(rm, "train", train)
+    monkeypatch.setattr(smollm2.mutants, "commit", lambda: "b2")
     gone_on = run()
+    assert (stopped["commit"], gone_on["commit"]) == ("a1", "a1, then b2")
     for report in (whole, gone_on):
         for row in report["rows"]:
             row.pop("seconds_rollout", None)
