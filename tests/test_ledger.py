@@ -2,6 +2,7 @@
 
 What the pages say is compared with the shipped runs: `says` finds a sentence that has a number.
 """
+import functools
 import itertools
 import math
 import re
@@ -864,12 +865,13 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     page = (FIGURES / "smollm2" / "README.md").read_text()
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
              "map": (1,), "sokoban": (1,), "read_lake": (1,), "read_sokoban": (1,),
-             "paid_lake": (1,)}
+             "paid_lake": (1,), "rewarded_lake": (1,), "lessons_read_lake": (1,)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
                "sokoban": ("map 200:", "lesson 30:")}
-    lessons |= dict.fromkeys(("read_lake", "read_sokoban", "paid_lake"), ("map 400:", "lesson 40:"))
+    lessons |= dict.fromkeys(seeds.keys() - {"bandit", "lake", "alone", *lessons},
+                             ("map 400:", "lesson 40:"))
     success, steps = {}, {}
     for name, report in reports.items():
         task, _ = name.split("-")
@@ -918,16 +920,18 @@ def reading_of(report):  # -> [(step, loss, seconds), ...]
     return [(int(match[1]), match[2], int(match[3])) for match in found if match]
 
 
+def evaluated(task, column, form="{:.0%}"):  # of seed 1
+    rows = smollm2.load()[f"{task}-seed1"]["rows"]
+    return [form.format(row[column]) for row in rows if "eval" in row]
+
+
 def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
     reports = smollm2.load()
     page = (FIGURES / "smollm2" / "README.md").read_text()
-
-    def shares(task, column):  # at each evaluation
-        return [f"{row[column]:.0%}" for row in reports[f"{task}-seed1"]["rows"] if "eval" in row]
-
-    true = {task: shares(task, "true_claims") for task in smollm2.MAPS}
-    whole = {task: shares(task, "whole_readings") for task in smollm2.READERS}
-    fit, fit_10, fit_20, *_ = shares("read_lake", "fitting")
+    true = {task: evaluated(task, "true_claims")
+            for task in ("map", "sokoban", *smollm2.READERS)}
+    whole = {task: evaluated(task, "whole_readings") for task in smollm2.READERS}
+    fit, fit_10, fit_20, *_ = evaluated("read_lake", "fitting")
     a, b, c, *_ = [f"{success:.2f}" for success in success_of(reports["read_lake-seed1"])]
     for part in (
             f"{true['read_lake'][0]} of its claims (`The goal is ...`) were true, and "
@@ -936,7 +940,7 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
             f"Only {fit} of its first moves",
             f"After 10 iterations {fit_10} did, and after 20 iterations {fit_20}",
             f"Success was {a}, {b} and {c}",
-            f"{shares('map', 'fitting')[0]} of the moves fitted",
+            f"{evaluated('map', 'fitting')[0]} of the moves fitted",
             f"only {true['map'][0]} of the claims",
             f"fell to {true['map'][1]} and {true['map'][2]}",
             f"from {true['sokoban'][0]} to {true['sokoban'][1]} in 10 iterations",
@@ -945,13 +949,35 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
     readme = (FIGURES.parent / "README.md").read_text()
     says(readme, f"{true['read_lake'][0]} of its claims")
     says(readme, f"from {with_interval_of(a)} to {with_interval_of(c)}")
-    valid = shares("paid_lake", "valid_of_eval")
-    says(page, f"only {valid[-1]} of the answers were still valid")
-    says(page, f"{shares('paid_lake', 'whole_readings')[-1]} had no error")
+
+
+def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():
+    reports = smollm2.load()
+    page = (FIGURES / "smollm2" / "README.md").read_text()
+    success = {task: [f"{success:.2f}" for success in success_of(reports[f"{task}-seed1"])]
+               for task in ("lessons_read_lake", "rewarded_lake")}
+    true, later, whole, fit, valid = (
+        functools.partial(evaluated, column=column) for column in
+        ("true_claims", "true_claims_of_later_turns", "whole_readings", "fitting", "valid_of_eval"))
+
+    _, *between, last = success["lessons_read_lake"]
+    says(page, f"success was {', '.join(between)}, and at the end {last}")
+    says(page, f"at the end {true('lessons_read_lake')[-1]} of the claims")
+    says(page, f"{later('lessons_read_lake')[-1]} were true")
+
+    _, b, c = success["rewarded_lake"]
+    says(page, f"success was {b} and {c} after 10 and 20 iterations",
+         f"{fit('rewarded_lake')[2]} of the first moves", f"not {fit('read_lake')[2]}")
+    says(page, f"{true('rewarded_lake')[2]} of the claims",
+         f"{whole('rewarded_lake')[2]} of the thoughts",
+         f"({true('read_lake')[2]} and {whole('read_lake')[2]} without pay)")
+    turns = evaluated("rewarded_lake", "turns_of_eval", "{:.1f}")
+    says(page, f"fell from {turns[0]} to {turns[2]}")
+
+    says(page, f"only {valid('paid_lake')[-1]} of the answers were still valid")
+    says(page, f"{whole('paid_lake')[-1]} of the thoughts had no error")
     last = reports["paid_lake-seed1"]["rows"][-1]
     says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
-    turns = [row["turns"] for row in reports["paid_lake-seed1"]["rows"][1:5]]
-    assert turns == sorted(turns, reverse=True)
 
 
 def with_interval_of(success):  # in 128 levels
