@@ -33,7 +33,7 @@ import re
 import resource
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -118,27 +118,34 @@ def run(task, seed, model, iterations=None, options=""):
     report = beginning(task, seed, options)
     report["warm start"] = start_warm(model, warm, settings, LESSONS.get(begins_as, "").split())
     cfg = rm.Config(**settings, model=str(warm), out=str(RUNS / name))
-    if Path(cfg.out, "checkpoint", "trainer.pt").exists():  # it was stopped, and goes on
-        cfg = rm.parse_config(["--resume", cfg.out])
-        cfg.iterations = settings["iterations"]
-        report["commit"] = and_this_commit(load()[name]["commit"])
-        report = load()[name] | report | {"rows": lines_of(cfg.resume, "log.jsonl")}
-        write(report, file)
-    report["settings"] = asdict(cfg)
-    for private in ("model", "out", "resume", "filled"):
-        del report["settings"][private]
+    if Path(cfg.out, "checkpoint", "trainer.pt").exists():
+        cfg = go_on(cfg, report, file)
+    report["settings"] = settings_of(cfg)
+    models = rm.load_models(cfg)
+    if task in MAPS:
+        watch_claims(PAY.get(task))
+    if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
+        recipes.read_messages_once(models)
 
     def callback(row, trajs, models, cfg):
         if task in MAPS and trajs:
             row["whole_readings_of_rollout"] = share_of_whole_readings(trajs)
         add_to(report, row, models, cfg)
         write(report, file)
-    models = rm.load_models(cfg)
-    if task in MAPS:
-        watch_claims(PAY.get(task))
-    if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
-        recipes.read_messages_once(models)
     rm.train(cfg, models, callback)
+
+
+def go_on(cfg, report, file):  # -> cfg of the run that was stopped
+    before = json.loads(file.read_text())
+    report["commit"] = and_this_commit(before["commit"])
+    report |= before | report | {"rows": lines_of(cfg.out, "log.jsonl")}
+    write(report, file)
+    return replace(rm.parse_config(["--resume", cfg.out]), iterations=cfg.iterations)
+
+
+def settings_of(cfg):
+    private = ("model", "out", "resume", "filled")
+    return {name: value for name, value in asdict(cfg).items() if name not in private}
 
 
 def beginning(task, seed, options):  # -> report
