@@ -163,14 +163,18 @@ def and_this_commit(before):
 
 
 def take_turn(traj, tok, cfg, ends, pay=None):
-    """Notes whether the thought is a whole reading of the map without an error. If there is `pay`,
-    the turn's reward changes by pay(traj). No message tells the model so.
+    """Notes whether the thought is a whole reading of the map without an error, and whether the
+    first move would fit a true claim. If there is `pay`, the turn's reward changes by pay(traj). No
+    message tells the model so.
     """
     truth = warm_start.reading(traj.env)  # before the actions of the answer change it
+    facts, _ = thoughts.facts_of(traj.env)
     last = len(traj.ids) - 1
     thoughts.take_turn(traj, tok, cfg, ends)
     turn = traj.turns[-1]
     turn["read"] = rm.thought_of(turn) == truth
+    true_claims = [(fact, True) for fact in facts.values()]
+    turn["fits_the_map"] = thoughts.fits(turn | {"claims": true_claims})
     if pay:
         turn["reward"] += pay(traj)
         traj.reward[last] += pay(traj)
@@ -210,9 +214,11 @@ def watch_claims(pay=None):
             claims = [is_true for traj in trajs for turn in traj.turns[part]
                       for _, is_true in turn["claims"]]
             columns[f"true_claims_of_{name}_turns"] = fmean(claims) if claims else None
+        turns = [turn for traj in trajs for turn in traj.turns]
         columns["whole_readings"] = share_of_whole_readings(trajs)
-        columns["turns_of_eval"] = fmean(len(traj.turns) for traj in trajs)
-        columns["valid_of_eval"] = fmean(turn["valid"] for traj in trajs for turn in traj.turns)
+        columns["fitting_the_map"] = fmean(turn["fits_the_map"] for turn in turns)
+        columns["turns_of_eval"] = len(turns) / len(trajs)
+        columns["valid_of_eval"] = fmean(turn["valid"] for turn in turns)
         return columns, trajs
     rm.evaluate = evaluate_and_watch
 

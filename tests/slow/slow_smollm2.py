@@ -163,6 +163,19 @@ def test_the_reward_for_reading_is_a_share(turns, pays):
     assert sum(pays) == pytest.approx(0.3 * share)
 
 
+@pytest.mark.parametrize("move, fits", [
+    ("Down", True), ("right", True), ("Up", False), ("Left || Down", False), ("", False)])
+def test_a_first_move_fits_the_map_whatever_is_claimed(study, tok, cfg, move, fits):
+    smollm2.watch_claims()
+    traj = rm.begin(300, 0, 0, tok, rm.replace(cfg, env="frozenlake"))
+    traj.env.state, traj.env.level["goal"] = (0, 0), (2, 1)
+    says = Says(tok, f" The goal is 1 up.</think><answer>{move}</answer>")
+    traj.append([0], sampled=True)
+    rm.take_turn(traj, says, cfg, rm.end_tokens(SimpleNamespace(policy=None, tok=tok), cfg))
+    assert traj.turns[-1]["fits_the_map"] == fits
+    assert not traj.turns[-1]["read"]
+
+
 class Says:
     """A tokenizer that decodes whatever the model writes as the text that a test wants."""
     def __init__(self, tok, text):
