@@ -3,7 +3,8 @@ GRPO.
 
     python figures/research/smollm2.py bandit --seed 1 --model FOLDER    a folder, or its hub id
     python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
-    python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, a table
+    python figures/research/smollm2.py look --seed 1       all held-out levels, after runs on maps
+    python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
 There are eleven tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
@@ -94,6 +95,14 @@ DRAWN = {
              "kl_lake": ("C5", "RL with a KL penalty")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
                 "lessons_read_sokoban": ("C1", LESSONS_INSTEAD)}}
+# Their models are looked at more closely.
+LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
+             "warm-read_sokoban", "read_sokoban")
+LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
+              "true_claims_of_later_turns": "of later turns",
+              "whole_readings": "thoughts without error",
+              "fitting": "first moves that fit the claim", "fitting_the_map": "the map",
+              "valid_of_eval": "valid answers"}
 SHARES = {"true_claims": "share of true claims",
           "fitting": "share of first moves\nthat fit the claim"}
 # Lessons of the planner come before those of the form.
@@ -290,6 +299,47 @@ def one_lesson(step, share_left, models, cfg):  # -> columns
             "tokens": sum(sum(traj.mask) for traj in trajs)}
 
 
+# ------------------------------------------------------------------------------ all held-out levels
+def look(seed, options):
+    """Plays all held-out levels, twice as many as in the logs, with the models that the runs on
+    maps began and ended with. Those that were looked at before are left out.
+    """
+    torch.set_num_threads(1)
+    file = DATA / f"look-seed{seed}.json"
+    report = json.loads(file.read_text()) if file.exists() else {}
+    watch_claims()
+    for name in LOOKED_AT:
+        folder = RUNS / f"{name}-seed{seed}"
+        if not folder.exists():
+            continue
+        step, model, weights = saved_model(name, folder, seed)
+        if report.get(name, {}).get("iteration") == step:
+            continue
+        task = name.removeprefix("warm-").removeprefix("lessons_")
+        settings = SHARED | TASKS[task] | {"seed": seed, "eval_prompts": len(envs.EVAL_SEEDS)}
+        cfg = rm.Config(**settings, model=str(model), eval_only=True)
+        models = rm.load_models(cfg)
+        if weights:
+            models.policy.load_state_dict(weights)
+        recipes.share_beginning(models.policy)
+        with runs.torch_settings(models.policy):
+            columns, _ = rm.evaluate(models, cfg, f"{name}: ")
+        report[name] = {"iteration": step} | beginning("look", seed, options) | columns
+        write(report, file)
+
+
+def saved_model(name, folder, seed):  # -> its last iteration or lesson, a folder, weights or None
+    if name.startswith("warm-"):
+        return 0, folder, None
+    if name.startswith("lessons_"):
+        lessons = json.loads((DATA / f"{folder.name}.json").read_text())["rows"]
+        weights, _ = torch.load(folder / "state.pt")
+        warm = RUNS / f"warm-{name.removeprefix('lessons_')}-seed{seed}"
+        return lessons[-1]["iteration"], warm, weights
+    last = runs.load_trainer(folder)["log"].splitlines()[-1]
+    return json.loads(last)["iteration"], folder / "checkpoint", None
+
+
 # ------------------------------------------------------------------------------------- the report
 def add_to(report, row, models, cfg):
     report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
@@ -367,6 +417,19 @@ def table(reports):  # -> Markdown
     return ledger.markdown(head, rows)
 
 
+def table_of_looks(seed):  # -> Markdown
+    rows = []
+    for name, row in json.loads((DATA / f"look-seed{seed}.json").read_text()).items():
+        success, = row["eval"].values()
+        unit = "lessons" if name.startswith("lessons_") else "iterations"
+        shares = ["none" if row.get(column) is None else f"{row[column]:.0%}"
+                  for column in LOOKED_FOR]
+        rows.append([f"{name}, {row['iteration']} {unit}",
+                     plots.with_interval(success, len(envs.EVAL_SEEDS)),
+                     *shares, f"{row['turns_of_eval']:.1f}"])
+    return ledger.markdown(["", "success", *LOOKED_FOR.values(), "turns"], rows)
+
+
 def n_of(report):
     return report["settings"]["eval_prompts"]
 
@@ -439,7 +502,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     controls = [f"lessons_{task}" for task in READERS]
-    parser.add_argument("what", choices=[*TASKS, *controls, "draw"])
+    parser.add_argument("what", choices=[*TASKS, *controls, "look", "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, help="the last one, which is evaluated")
     parser.add_argument("--bf16", action="store_true")
@@ -450,12 +513,16 @@ def main():
             reports = load()
             need(reports, "There is no run yet: python figures/research/smollm2.py bandit")
             print(table(reports))
+            for file in sorted(DATA.glob("look-seed*.json")):
+                print(table_of_looks(file.stem.removeprefix("look-seed")))
             print(draw(reports, DATA / "fig-smollm2.png"))
         else:
             if args.bf16:
                 recipes.calculate_in_bf16()
             options = " --bf16" if args.bf16 else ""
-            if args.what in controls:
+            if args.what == "look":
+                look(args.seed, options)
+            elif args.what in controls:
                 more_lessons(args.what.removeprefix("lessons_"), args.seed, options)
             else:
                 run(args.what, args.seed, args.model, args.iterations, options)

@@ -163,6 +163,44 @@ def test_the_reward_for_reading_is_a_share(turns, pays):
     assert sum(pays) == pytest.approx(0.3 * share)
 
 
+def test_a_look_at_the_models_before_and_after(study, monkeypatch):
+    """It takes the weights that were saved last, and only those that it has not looked at before.
+    """
+    small = dict(env="frozenlake", prompts=2, rollouts=2, max_new_tokens=20, max_turns=1,
+                 eval_prompts=4, save_every=1, iterations=2, lr=0.01)
+    monkeypatch.setitem(smollm2.TASKS, "read_lake", small)
+    monkeypatch.setattr(smollm2.envs, "EVAL_SEEDS", smollm2.envs.EVAL_SEEDS[:6])
+    monkeypatch.setattr(rm, "micro_batches", rm.micro_batches)
+    (smollm2.RUNS / "warm-read_lake-seed1.txt").write_text("lesson 40\n")
+    (smollm2.DATA / "read_lake-seed1.json").unlink()
+    smollm2.run("read_lake", 1, "nowhere")
+    rm.evaluate, rm.take_turn = EVALUATE, TAKE_TURN
+    lessons()
+    weights = []
+
+    def evaluate_and_note(models, cfg, when):
+        weights.append(next(models.policy.parameters()).detach().clone())
+        return EVALUATE(models, cfg, when)
+
+    def look():
+        rm.evaluate, rm.take_turn = evaluate_and_note, TAKE_TURN
+        smollm2.look(1, "")
+        return json.loads((smollm2.DATA / "look-seed1.json").read_text())
+    looks = look()
+    last = len(json.loads(study.read_text())["rows"]) - 1
+    assert {name: row["iteration"] for name, row in looks.items()} == {
+        "warm-read_lake": 0, "read_lake": 2, "lessons_read_lake": last}
+    checkpoint = smollm2.RUNS / "read_lake-seed1" / "checkpoint"
+    saved, _ = smollm2.torch.load(smollm2.RUNS / "lessons_read_lake-seed1" / "state.pt")
+    for looked_at, folder in zip(weights, (runs.TINY, checkpoint)):
+        policy, _ = runs.load_policy(rm.Config(model=str(folder), device="cpu", eval_prompts=4))
+        assert looked_at.equal(next(policy.parameters()))
+    assert any(weights[2].equal(weight) for weight in saved.values())
+    assert not weights[1].equal(weights[0]) and not weights[2].equal(weights[0])
+    assert look() == looks and len(weights) == 3
+    assert smollm2.table_of_looks(1).count("\n") == 4
+
+
 @pytest.mark.parametrize("move, fits", [
     ("Down", True), ("right", True), ("Up", False), ("Left || Down", False), ("", False)])
 def test_a_first_move_fits_the_map_whatever_is_claimed(study, tok, cfg, move, fits):
