@@ -392,6 +392,9 @@ def towards(cell, goal, axes):  # straight to the goal. axes: (0, 1) rows first,
             return back if cell[axis] > goal[axis] else forth
 
 
+STEPS = {"Up": (0, -1), "Down": (0, 1), "Left": (1, -1), "Right": (1, 1)}  # axis, sign
+
+
 def walk_to_the_goal(lake, axes, left):  # -> the chance of success, blind to holes
     goal = lake.level["goal"]
 
@@ -429,6 +432,30 @@ def test_what_the_pages_say_of_the_lake(rate, blind, by_optimal_play):
     assert won / 256 == pytest.approx(by_optimal_play, abs=0.005)
 
 
+def walk_by_turns(lake, axes, moves, cell, turns, left):
+    """-> the chance of success. So many moves a turn are chosen at once, as if nothing slipped."""
+    goal = lake.level["goal"]
+    if turns == 0 or left == 0:
+        return 0.0
+    planned, success, at = cell, 0.0, {cell: 1.0}
+    for _ in range(min(moves, left)):
+        if planned == goal:
+            break
+        action = towards(planned, goal, axes)
+        axis, step = STEPS[action]
+        planned = tuple(place + step * (axis == number) for number, place in enumerate(planned))
+        left -= 1
+        before, at = at, {}
+        for place, chance in before.items():
+            for p, new, reward, over in lake.outcomes(place, action):
+                if over:
+                    success += chance * p * reward
+                else:
+                    at[new] = at.get(new, 0.0) + chance * p
+    return success + sum(chance * walk_by_turns(lake, axes, moves, place, turns - 1, left)
+                         for place, chance in at.items())
+
+
 def matrices():
     """Of 128 held-out lakes -> start (128,17), reward (128,4,17), move (128,4,17,17). State 16 is
     the end of the episode.
@@ -451,7 +478,8 @@ def matrices():
 
 def test_what_one_wins_on_the_lake_without_reading_all():
     """figures/smollm2/README.md: with the best of all sequences of ten moves, the same in every
-    level, 0.29; with a walk to the goal, rows first, 0.64.
+    level, 0.29; with a walk to the goal that looks at the map in five turns, 0.58 with one move a
+    turn, and 0.62 to 0.64 with more.
     """
     starts, rewards, moves = matrices()
     # For each of the 1024 sequences of five moves: what is won by it and where one then is, if it
@@ -471,12 +499,14 @@ def test_what_one_wins_on_the_lake_without_reading_all():
     assert (both + np.reshape([won for won, _ in first], (-1, 1))).max() == pytest.approx(
         0.29, abs=0.005)
 
-    walks = []
+    walks = np.zeros((2, 5))
     for seed in envs.EVAL_SEEDS[:128]:
         lake = envs.make("frozenlake")
         lake.reset(seed)
-        walks.append(walk_to_the_goal(lake, (0, 1), 10))
-    assert np.mean(walks) == pytest.approx(0.64, abs=0.005)
+        walks += [[walk_by_turns(lake, axes, moves, lake.state, 5, 10) for moves in range(1, 6)]
+                  for axes in ((0, 1), (1, 0))]
+    assert walks[:, 0] / 128 == pytest.approx(0.58, abs=0.005)
+    assert (walks[:, 1:].min() / 128, walks.max() / 128) == pytest.approx((0.62, 0.64), abs=0.005)
 
 
 # ------------------------------------------------------------------------ environments of one's own
