@@ -392,7 +392,7 @@ def towards(cell, goal, axes):  # straight to the goal. axes: (0, 1) rows first,
             return back if cell[axis] > goal[axis] else forth
 
 
-STEPS = {"Up": (0, -1), "Down": (0, 1), "Left": (1, -1), "Right": (1, 1)}  # axis, sign
+STEPS = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 
 def walk_to_the_goal(lake, axes, left):  # -> the chance of success, blind to holes
@@ -432,28 +432,30 @@ def test_what_the_pages_say_of_the_lake(rate, blind, by_optimal_play):
     assert won / 256 == pytest.approx(by_optimal_play, abs=0.005)
 
 
-def walk_by_turns(lake, axes, moves, cell, turns, left):
-    """-> the chance of success. So many moves a turn are chosen at once, as if nothing slipped."""
+def walk_by_turns(lake, axes, moves, turns, left):  # -> the chance of success
+    """So many moves a turn are chosen at once, as if nothing slipped."""
     goal = lake.level["goal"]
-    if turns == 0 or left == 0:
-        return 0.0
-    planned, success, at = cell, 0.0, {cell: 1.0}
-    for _ in range(min(moves, left)):
-        if planned == goal:
-            break
-        action = towards(planned, goal, axes)
-        axis, step = STEPS[action]
-        planned = tuple(place + step * (axis == number) for number, place in enumerate(planned))
-        left -= 1
-        before, at = at, {}
-        for place, chance in before.items():
-            for p, new, reward, over in lake.outcomes(place, action):
-                if over:
-                    success += chance * p * reward
-                else:
-                    at[new] = at.get(new, 0.0) + chance * p
-    return success + sum(chance * walk_by_turns(lake, axes, moves, place, turns - 1, left)
-                         for place, chance in at.items())
+
+    @functools.cache
+    def value(cell, turns, left):
+        planned, success, at = cell, 0.0, {cell: 1.0}
+        for _ in range(min(moves, left) if turns else 0):
+            if planned == goal:
+                break
+            action = towards(planned, goal, axes)
+            planned = tuple(np.add(planned, STEPS[action]).tolist())
+            left -= 1
+            before, at = at, {}
+            for place, chance in before.items():
+                for p, new, reward, over in lake.outcomes(place, action):
+                    if over:
+                        success += chance * p * reward
+                    else:
+                        at[new] = at.get(new, 0.0) + chance * p
+        if turns == 0 or left == 0:
+            return success
+        return success + sum(chance * value(place, turns - 1, left) for place, chance in at.items())
+    return value(lake.state, turns, left)
 
 
 def matrices():
@@ -503,7 +505,7 @@ def test_what_one_wins_on_the_lake_without_reading_all():
     for seed in envs.EVAL_SEEDS[:128]:
         lake = envs.make("frozenlake")
         lake.reset(seed)
-        walks += [[walk_by_turns(lake, axes, moves, lake.state, 5, 10) for moves in range(1, 6)]
+        walks += [[walk_by_turns(lake, axes, moves, 5, 10) for moves in range(1, 6)]
                   for axes in ((0, 1), (1, 0))]
     assert walks[:, 0] / 128 == pytest.approx(0.58, abs=0.005)
     assert (walks[:, 1:].min() / 128, walks.max() / 128) == pytest.approx((0.62, 0.64), abs=0.005)

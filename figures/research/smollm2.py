@@ -91,7 +91,7 @@ DRAWN = {
     "lake": {"map": ("0.6", LITTLE), "read_lake": ("C0", MUCH),
              "lessons_read_lake": ("C1", LESSONS_INSTEAD),
              "paid_lake": ("C4", "RL, and misreading costs 0.3"),
-             "rewarded_lake": ("C2", "RL, and true readings earn 0.3"),
+             "rewarded_lake": ("C2", "RL, and true readings earn up to 0.3"),
              "kl_lake": ("C5", "RL with a KL penalty")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
                 "lessons_read_sokoban": ("C1", LESSONS_INSTEAD)}}
@@ -482,7 +482,7 @@ def draw_maps(axes, reports, game):
         if of_task:
             axes[-1].plot([], [], color=color, marker="o", label=f"{task}:\n{label}")
     plots.draw_yardsticks(axes[0], drawn, env)
-    for ax, title in zip(axes, (f"{env}, as a map: success", *SHARES.values())):
+    for ax, title in zip(axes, (f"{game}, as a map: success", *SHARES.values())):
         plots.finish_panel(ax, title, "hours")
     axes[-1].axis("off")
     axes[-1].legend(loc="center")
