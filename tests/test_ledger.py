@@ -984,6 +984,19 @@ def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():
     says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
 
 
+def test_the_two_episodes_of_a_real_model_are_those_of_its_log():
+    page = (FIGURES / "smollm2" / "README.md").read_text()
+    episodes = smollm2.load()["read_lake-seed1"]["episodes"]
+    said = [re.findall("<think> (.*)</think><answer>(.*)</answer>", episode["text"])
+            for episode in episodes]
+    assert f"after {episodes[-1]['iteration']} iterations:" in page
+    for level in ("O O _ _    before RL", "_ _ _ P    before RL"):
+        part = page[page.index(level):]
+        for turns in said[0::2] if level.startswith("O O") else said[1::2]:
+            for thought, answer in turns[1:]:  # the first is the instruction's example
+                part = part[part.index(f"{thought} -> {answer}\n"):]
+
+
 def with_interval_of(success):  # in 128 levels
     return plots.with_interval(round(float(success) * 128) / 128, 128)
 
