@@ -4,6 +4,7 @@ What the pages say is compared with the shipped runs: `says` finds a sentence th
 """
 import functools
 import itertools
+import json
 import math
 import re
 import sys
@@ -864,8 +865,9 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     reports = smollm2.load()
     page = (FIGURES / "smollm2" / "README.md").read_text()
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
-             "map": (1,), "sokoban": (1,), "read_lake": (1,), "read_sokoban": (1,),
-             "paid_lake": (1,), "rewarded_lake": (1,), "lessons_read_lake": (1,)}
+             "map": (1,), "sokoban": (1,), "read_lake": (1, 2), "read_sokoban": (1,),
+             "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,),
+             "lessons_read_lake": (1,)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
@@ -935,51 +937,91 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
     true = {task: evaluated(task, "true_claims")
             for task in ("map", "sokoban", *smollm2.READERS)}
     whole = {task: evaluated(task, "whole_readings") for task in smollm2.READERS}
-    fit, fit_10, fit_20, *_ = evaluated("read_lake", "fitting")
-    a, b, c, *_ = [f"{success:.2f}" for success in success_of(reports["read_lake-seed1"])]
-    for part in (
-            f"{true['read_lake'][0]} of its claims (`The goal is ...`) were true, and "
-            f"{whole['read_lake'][0]} of its thoughts",
-            f"Sokoban: {true['read_sokoban'][0]} and {whole['read_sokoban'][0]}",
-            f"Only {fit} of its first moves",
-            f"After 10 iterations {fit_10} did, and after 20 iterations {fit_20}",
-            f"Success was {a}, {b} and {c}",
-            f"{evaluated('map', 'fitting')[0]} of the moves fitted",
-            f"only {true['map'][0]} of the claims",
-            f"fell to {true['map'][1]} and {true['map'][2]}",
-            f"from {true['sokoban'][0]} to {true['sokoban'][1]} in 10 iterations",
-            f"from {true['read_lake'][0]} to {true['read_lake'][1]} and {true['read_lake'][2]}"):
-        says(page, part)
+    says(page, f"{true['read_lake'][0]} of its claims (`The goal is ...`) were true, and "
+               f"{whole['read_lake'][0]} of its thoughts")
+    says(page, f"Sokoban: {true['read_sokoban'][0]} and {whole['read_sokoban'][0]}")
+    a, b, c = [f"{success:.2f}" for success in success_of(reports["map-seed1"])]
+    says(page, f"*map* won {a}, {b} and {c}, while only {', '.join(true['map'][:2])} and "
+               f"{true['map'][2]} of its claims")
+
+    before, after = [f"{success:.2f}" for success in success_of(reports["sokoban-seed1"])]
+    says(page, f"won {before} before and {after} after 10 iterations",
+         f"from {true['sokoban'][0]} to {true['sokoban'][1]}")
+    rows = reports["read_sokoban-seed1"]["rows"]
+    says(page, f"success was {[*success_of(reports['read_sokoban-seed1'])][1]:.2f} in 128 levels")
+    says(page, f"{true['read_sokoban'][1]} of the claims",
+         f"(before RL {true['read_sokoban'][0]})",
+         "{1} of the first moves fitted ({0})".format(*evaluated("read_sokoban", "fitting")))
+    tokens = [row["response_length"] / row["turns"] for row in rows[1:]]
+    says(page, f"from {tokens[0]:.0f} to {tokens[13]:.0f} tokens")
+    assert rows[14]["entropy"] > 2 * rows[1]["entropy"]
+
+
+def test_what_all_held_out_levels_say_of_a_real_model():
+    page = (FIGURES / "smollm2" / "README.md").read_text()
+    looks = smollm2.load_looks()
+    assert smollm2.table_of_looks(looks) in page
+    looks = {name.removesuffix("-seed1"): look for name, look in looks.items()}
+    won = {name: look["eval"]["frozenlake"] for name, look in looks.items() if "lake" in name}
+
+    def share(name, column):
+        return f"{looks[name][column]:.0%}"
+
+    names = "warm-read_lake", "read_lake"
+    fit, whole = [[share(name, column) for name in names] for column in (
+        "fitting", "whole_readings")]
+    says(page, f"{fit[0]} of its first moves in a turn fitted",
+         f"after {looks['read_lake']['iteration']} iterations {fit[1]}")
+    rise = f"from {won[names[0]]:.2f} to {won[names[1]]:.2f}"
+    says(page, f"Success rose {rise}", "do not overlap")
+    second = smollm2.load()["read_lake-seed2"]["rows"]
+    said = [[f"{row[column]:.0%}" for row in second if "eval" in row]
+            for column in ("true_claims", "fitting")]
+    began, ended = [f"{success:.2f}" for success in success_of({"rows": second})]
+    says(page, f"{said[0][0]} of its claims", f"{said[1][0]} of its first moves")
+    says(page, f"After 10 iterations {said[1][1]} did", f"from {began} to {ended} in 128 levels")
+    before, after = [plots.interval(won[name], 256) for name in names]
+    assert before[1] < after[0]
+    says(page, f"fell from {whole[0]} to {whole[1]}")
+    says(page, f"{share('read_lake', 'fitting_the_map')} of the first moves fit the map")
+    says(page, f"at the end {won['lessons_read_lake']:.2f} in 256")
+    control = looks["lessons_read_lake"]
+    says(page, f"leave {control['whole_readings']:.0%} of the thoughts")
+    assert control["true_claims_of_later_turns"] < control["true_claims_of_first_turns"] - 0.1
+    says(page, f"After {looks['rewarded_lake']['iteration']} iterations "
+               f"{share('rewarded_lake', 'whole_readings')} of the thoughts",
+         f"{share('rewarded_lake', 'fitting')} of the first moves",
+         f"success was {won['rewarded_lake']:.2f}")
+    *_, in_the_log = success_of(smollm2.load()["rewarded_lake-seed1"])
+    says(page, f"it was {in_the_log:.2f} in 128 levels",
+         f"{evaluated('rewarded_lake', 'fitting')[-1]} fitted")
+    says(page, f"in {looks['rewarded_lake']['turns_of_eval']:.1f} turns an episode in place of "
+               f"{looks['read_lake']['turns_of_eval']:.1f}")
     readme = (FIGURES.parent / "README.md").read_text()
-    says(readme, f"{true['read_lake'][0]} of its claims")
-    says(readme, f"from {with_interval_of(a)} to {with_interval_of(c)}")
+    first, last = [plots.with_interval(won[name], 256) for name in names]
+    says(readme, f"from {first} to {last}")
+    says(readme, f"{share('warm-read_lake', 'true_claims')} of its claims")
+    says(readme, f"as many hours won {won['lessons_read_lake']:.2f}")
+    says(readme, "kept", *(share(name, "whole_readings") for name in (
+        "rewarded_lake", "read_lake")))
 
 
 def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():
     reports = smollm2.load()
     page = (FIGURES / "smollm2" / "README.md").read_text()
-    success = {task: [f"{success:.2f}" for success in success_of(reports[f"{task}-seed1"])]
-               for task in ("lessons_read_lake", "rewarded_lake")}
-    true, later, whole, fit, valid = (
-        functools.partial(evaluated, column=column) for column in
-        ("true_claims", "true_claims_of_later_turns", "whole_readings", "fitting", "valid_of_eval"))
+    _, *between, _ = [f"{won:.2f}" for won in success_of(reports["lessons_read_lake-seed1"])]
+    says(page, f"Success was {', '.join(between)} in 128 levels")
+    whole, fit = (functools.partial(evaluated, column=column)
+                  for column in ("whole_readings", "fitting"))
 
-    _, *between, last = success["lessons_read_lake"]
-    says(page, f"success was {', '.join(between)}, and at the end {last}")
-    says(page, f"at the end {true('lessons_read_lake')[-1]} of the claims")
-    says(page, f"{later('lessons_read_lake')[-1]} were true")
+    before, after = success_of(reports["kl_lake-seed1"])
+    assert before == after
+    says(page, f"{whole('kl_lake')[1]} of the thoughts", f"({whole('read_lake')[1]} without",
+         f"{fit('kl_lake')[1]} of the first moves", f"({fit('read_lake')[1]} without",
+         f"success was {after:.2f}")
 
-    _, b, c = success["rewarded_lake"]
-    says(page, f"success was {b} and {c} after 10 and 20 iterations",
-         f"{fit('rewarded_lake')[2]} of the first moves", f"not {fit('read_lake')[2]}")
-    says(page, f"{true('rewarded_lake')[2]} of the claims",
-         f"{whole('rewarded_lake')[2]} of the thoughts",
-         f"({true('read_lake')[2]} and {whole('read_lake')[2]} without pay)")
-    turns = evaluated("rewarded_lake", "turns_of_eval", "{:.1f}")
-    says(page, f"fell from {turns[0]} to {turns[2]}")
-
-    says(page, f"only {valid('paid_lake')[-1]} of the answers were still valid")
-    says(page, f"{whole('paid_lake')[-1]} of the thoughts had no error")
+    valid = evaluated("paid_lake", "valid_of_eval")
+    says(page, f"{whole('paid_lake')[-1]} of the thoughts had no error, but only {valid[-1]}")
     last = reports["paid_lake-seed1"]["rows"][-1]
     says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
 
@@ -995,10 +1037,6 @@ def test_the_two_episodes_of_a_real_model_are_those_of_its_log():
         for turns in said[0::2] if level.startswith("O O") else said[1::2]:
             for thought, answer in turns[1:]:  # the first is the instruction's example
                 part = part[part.index(f"{thought} -> {answer}\n"):]
-
-
-def with_interval_of(success):  # in 128 levels
-    return plots.with_interval(round(float(success) * 128) / 128, 128)
 
 
 def success_of(report):

@@ -417,9 +417,17 @@ def table(reports):  # -> Markdown
     return ledger.markdown(head, rows)
 
 
-def table_of_looks(seed):  # -> Markdown
+def load_looks():  # -> {"read_lake-seed1": row}
+    looks = {}
+    for file in sorted(DATA.glob("look-seed*.json")):
+        seed = file.stem.removeprefix("look-")
+        looks |= {f"{name}-{seed}": row for name, row in json.loads(file.read_text()).items()}
+    return looks
+
+
+def table_of_looks(looks):  # -> Markdown
     rows = []
-    for name, row in json.loads((DATA / f"look-seed{seed}.json").read_text()).items():
+    for name, row in looks.items():
         success, = row["eval"].values()
         unit = "lessons" if name.startswith("lessons_") else "iterations"
         shares = ["none" if row.get(column) is None else f"{row[column]:.0%}"
@@ -513,8 +521,7 @@ def main():
             reports = load()
             need(reports, "There is no run yet: python figures/research/smollm2.py bandit")
             print(table(reports))
-            for file in sorted(DATA.glob("look-seed*.json")):
-                print(table_of_looks(file.stem.removeprefix("look-seed")))
+            print(table_of_looks(load_looks()))
             print(draw(reports, DATA / "fig-smollm2.png"))
         else:
             if args.bf16:
