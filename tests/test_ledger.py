@@ -918,6 +918,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
         assert (step, loss) == (400, "0.00")
         minutes.append(f"{seconds / 60:.0f}")
     says(page, f"below 0.005 in both games, in {' and '.join(minutes)} minutes")
+    assert reading_of(reports["read_lake-seed2"])[-1][:2] == (400, "0.02")
 
 
 def reading_of(report):  # -> [(step, loss, seconds), ...]
@@ -980,11 +981,15 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     began, ended = [f"{success:.2f}" for success in success_of({"rows": second})]
     says(page, f"{said[0][0]} of its claims", f"{said[1][0]} of its first moves")
     says(page, f"After 10 iterations {said[1][1]} did", f"from {began} to {ended} in 128 levels")
+    says(page, f"{evaluated('read_lake', 'fitting')[1]} and "
+               f"{[*success_of(smollm2.load()['read_lake-seed1'])][1]:.2f}")
     before, after = [plots.interval(won[name], 256) for name in names]
     assert before[1] < after[0]
     says(page, f"fell from {whole[0]} to {whole[1]}")
     says(page, f"{share('read_lake', 'fitting_the_map')} of the first moves fit the map")
-    says(page, f"at the end {won['lessons_read_lake']:.2f} in 256")
+    *_, last = success_of(smollm2.load()["lessons_read_lake-seed1"])
+    says(page, f"at the end {last:.2f}, but {won['lessons_read_lake']:.2f} in 256")
+    says(page, f"RL ended with {won['read_lake']:.2f} in both")
     control = looks["lessons_read_lake"]
     says(page, f"leave {control['whole_readings']:.0%} of the thoughts")
     assert control["true_claims_of_later_turns"] < control["true_claims_of_first_turns"] - 0.1
@@ -992,9 +997,15 @@ def test_what_all_held_out_levels_say_of_a_real_model():
                f"{share('rewarded_lake', 'whole_readings')} of the thoughts",
          f"{share('rewarded_lake', 'fitting')} of the first moves",
          f"success was {won['rewarded_lake']:.2f}")
-    *_, in_the_log = success_of(smollm2.load()["rewarded_lake-seed1"])
-    says(page, f"it was {in_the_log:.2f} in 128 levels",
-         f"{evaluated('rewarded_lake', 'fitting')[-1]} fitted")
+    after_20 = []
+    for task in ("rewarded_lake", "read_lake"):
+        _, _, success = success_of(smollm2.load()[f"{task}-seed1"])
+        after_20.append("{}, {} and {:.2f}".format(
+            evaluated(task, "whole_readings")[2], evaluated(task, "fitting")[2], success))
+    says(page, f"these were {after_20[0]} (without the reward {after_20[1]})")
+    first, *_, last = success_of(smollm2.load()["read_lake-seed1"])
+    says(page, f"In 128 levels, from {first:.2f} to {last:.2f}")
+    says(page, f"began with {evaluated('map', 'fitting')[0]} of fitting moves")
     says(page, f"in {looks['rewarded_lake']['turns_of_eval']:.1f} turns an episode in place of "
                f"{looks['read_lake']['turns_of_eval']:.1f}")
     readme = (FIGURES.parent / "README.md").read_text()
@@ -1002,7 +1013,7 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     says(readme, f"from {first} to {last}")
     says(readme, f"{share('warm-read_lake', 'true_claims')} of its claims")
     says(readme, f"as many hours won {won['lessons_read_lake']:.2f}")
-    says(readme, "kept", *(share(name, "whole_readings") for name in (
+    says(readme, "kept", *(evaluated(task, "whole_readings")[2] for task in (
         "rewarded_lake", "read_lake")))
 
 

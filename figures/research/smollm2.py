@@ -399,7 +399,7 @@ def load():  # -> {"bandit-seed1": report}
 
 
 def table(reports):  # -> Markdown
-    head = ["", "success before", "after", "iterations", "hours", "tokens a second", "peak memory"]
+    head = ["", "success before", "after", "iterations or lessons", "hours", "tokens a second", "peak memory"]
     rows = []
     for name, report in reports.items():
         run = ledger.Run(report["settings"], report["rows"])
@@ -486,24 +486,25 @@ def draw_maps(axes, reports, game):
                    if f"{task}-seed{seed}" in reports}
         for seed, run in of_task.items():
             drawn[task, seed] = run
-            draw_run(axes, run, f"eval {env}", color)
+            draw_run(axes, run, f"eval {env}", color, "-" if seed == 1 else "--")
         if of_task:
             axes[-1].plot([], [], color=color, marker="o", label=f"{task}:\n{label}")
     plots.draw_yardsticks(axes[0], drawn, env)
     for ax, title in zip(axes, (f"{game}, as a map: success", *SHARES.values())):
         plots.finish_panel(ax, title, "hours")
     axes[-1].axis("off")
-    axes[-1].legend(loc="center")
+    dashed = any(seed > 1 for _, seed in drawn)
+    axes[-1].legend(loc="center", title="dashed: seed 2" if dashed else None)
 
 
-def draw_run(axes, run, column, color):
+def draw_run(axes, run, column, color, style):
     rows = [row for row in run.rows if column in row]
     hours = [row["seconds"] / 3600 for row in rows]
     success = np.array([row[column] for row in rows])
     low, high = plots.interval(success, run.config["eval_prompts"])
     axes[0].fill_between(hours, low, high, color=color, alpha=0.15, lw=0)
     for ax, of_row in zip(axes, (column, *SHARES)):
-        ax.plot(hours, [row[of_row] for row in rows], color=color, marker="o")
+        ax.plot(hours, [row[of_row] for row in rows], style, color=color, marker="o")
 
 
 def main():
