@@ -981,6 +981,9 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     began, ended = [f"{success:.2f}" for success in success_of({"rows": second})]
     says(page, f"{said[0][0]} of its claims", f"{said[1][0]} of its first moves")
     says(page, f"After 10 iterations {said[1][1]} did", f"from {began} to {ended} in 128 levels")
+    second = [f"{looks[f'{name}-seed2']['eval']['frozenlake']:.2f}" for name in names]
+    steps = looks["read_lake-seed2"]["iteration"]
+    says(page, f"{second[0]} before and {second[1]} after {steps} iterations")
     says(page, f"{evaluated('read_lake', 'fitting')[1]} and "
                f"{[*success_of(smollm2.load()['read_lake-seed1'])][1]:.2f}")
     before, after = [plots.interval(won[name], 256) for name in names]
@@ -1012,6 +1015,7 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     first, last = [plots.with_interval(won[name], 256) for name in names]
     says(readme, f"from {first} to {last}")
     says(readme, f"{share('warm-read_lake', 'true_claims')} of its claims")
+    says(readme, f"from {second[0]} to {second[1]} in {steps} iterations")
     says(readme, f"as many hours won {won['lessons_read_lake']:.2f}")
     says(readme, "kept", *(evaluated(task, "whole_readings")[2] for task in (
         "rewarded_lake", "read_lake")))

@@ -101,7 +101,7 @@ LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake"
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
-              "fitting": "first moves that fit the claim", "fitting_the_map": "the map",
+              "fitting": "first moves that fit the claim", "fitting_the_map": "that fit the map",
               "valid_of_eval": "valid answers"}
 SHARES = {"true_claims": "share of true claims",
           "fitting": "share of first moves\nthat fit the claim"}
@@ -399,7 +399,8 @@ def load():  # -> {"bandit-seed1": report}
 
 
 def table(reports):  # -> Markdown
-    head = ["", "success before", "after", "iterations or lessons", "hours", "tokens a second", "peak memory"]
+    head = ["", "success before", "after", "iterations or lessons", "hours", "tokens a second",
+            "peak memory"]
     rows = []
     for name, report in reports.items():
         run = ledger.Run(report["settings"], report["rows"])
