@@ -983,7 +983,9 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     says(page, f"After 10 iterations {said[1][1]} did", f"from {began} to {ended} in 128 levels")
     second = [f"{looks[f'{name}-seed2']['eval']['frozenlake']:.2f}" for name in names]
     steps = looks["read_lake-seed2"]["iteration"]
-    says(page, f"{second[0]} before and {second[1]} after {steps} iterations")
+    fit = [share(f"{name}-seed2", "fitting") for name in names]
+    says(page, f"{second[0]} before and {second[1]} after {steps} iterations",
+         f"{fit[1]} of the first moves fitted ({fit[0]} before)")
     says(page, f"{evaluated('read_lake', 'fitting')[1]} and "
                f"{[*success_of(smollm2.load()['read_lake-seed1'])][1]:.2f}")
     before, after = [plots.interval(won[name], 256) for name in names]
