@@ -1019,8 +1019,10 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     says(readme, f"{share('warm-read_lake', 'true_claims')} of its claims")
     says(readme, f"from {second[0]} to {second[1]} in {steps} iterations")
     says(readme, f"as many hours won {won['lessons_read_lake']:.2f}")
-    says(readme, "kept", *(evaluated(task, "whole_readings")[2] for task in (
-        "rewarded_lake", "read_lake")))
+    tasks = "rewarded_lake", "read_lake"
+    rewarded, plain = [[*success_of(smollm2.load()[f"{task}-seed1"])][2] for task in tasks]
+    says(readme, "kept", *(evaluated(task, "whole_readings")[2] for task in tasks),
+         f"was {rewarded:.2f} with it and {plain:.2f} without")
 
 
 def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():

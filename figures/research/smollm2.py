@@ -95,7 +95,7 @@ DRAWN = {
              "kl_lake": ("C5", "RL with a KL penalty")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
                 "lessons_read_sokoban": ("C1", LESSONS_INSTEAD)}}
-# Their models are looked at more closely.
+# `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
              "warm-read_sokoban", "read_sokoban")
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
@@ -147,7 +147,8 @@ def run(task, seed, model, iterations=None, options=""):
 def go_on(cfg, report, file):  # -> cfg of the run that was stopped
     before = json.loads(file.read_text())
     report["commit"] = and_this_commit(before["commit"])
-    report |= before | report | {"rows": lines_of(cfg.out, "log.jsonl")}
+    # Episodes, answers and peak memory stay. What `beginning` says of the machine is new.
+    report.update(before | report, rows=lines_of(cfg.out, "log.jsonl"))
     write(report, file)
     return replace(rm.parse_config(["--resume", cfg.out]), iterations=cfg.iterations)
 
@@ -185,8 +186,9 @@ def take_turn(traj, tok, cfg, ends, pay=None):
     true_claims = [(fact, True) for fact in facts.values()]
     turn["fits_the_map"] = thoughts.fits(turn | {"claims": true_claims})
     if pay:
-        turn["reward"] += pay(traj)
-        traj.reward[last] += pay(traj)
+        paid = pay(traj)
+        turn["reward"] += paid
+        traj.reward[last] += paid
 
 
 def cost_of_misreading(traj):
