@@ -6,20 +6,22 @@ GRPO.
     python figures/research/smollm2.py look --seed 1       all held-out levels, after runs on maps
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
-There are eleven tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
+There are thirteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
 
 `map` (the lake) and `sokoban` begin with lessons in reading maps, which end while lists are often
 wrong. `read_lake` and `read_sokoban` have twice as many, and random moves in most lessons of the
-dialog, so that RL has something to find in a model that reads well. Each has a control, such as
-lessons_read_lake: in place of RL there are lessons of the planner, for as many hours.
+dialog, so that RL has something to find in a model that reads well. `taught_sokoban` reads as long,
+and has the planner's lessons only. These three have a control, such as lessons_read_lake: in place
+of RL there are lessons of the planner, for as many hours.
 
-The other three are `read_lake`, with something that may keep the thoughts true. In `paid_lake` a
+The other four are `read_lake`, with something that may keep the thoughts true. In `paid_lake` a
 turn that misreads the map costs 0.3. In `rewarded_lake` an episode earns up to 0.3, in proportion
 to its turns that read the map well. In `kl_lake` a KL penalty keeps the policy near the
-warm-started model. (None of these three numbers was searched for.)
+warm-started model. In `eased_lake`, and in `taught_sokoban`, the learning rate rises from 2e-6 to
+2e-5 during the first ten iterations. (None of these numbers was searched for.)
 
 After every iteration the whole report is written to figures/smollm2/TASK-seedN.json: the warm
 start, the settings, the rows of the log, and peak memory. Each evaluation adds episodes, and the
@@ -59,10 +61,13 @@ from runs import need, one_line_errors
 RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
               max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
-READERS = ("read_lake", "read_sokoban")
+READERS = ("read_lake", "read_sokoban", "taught_sokoban")
 # These begin with the warm-started model of read_lake.
-VARIANTS = ("paid_lake", "rewarded_lake", "kl_lake")
+VARIANTS = ("paid_lake", "rewarded_lake", "kl_lake", "eased_lake")
 MAPS = ("map", "sokoban", *READERS, *VARIANTS)
+# In their first iterations, so many, the learning rate is lower.
+EASED = ("eased_lake", "taught_sokoban")
+EASED_ITERATIONS = 10
 # The lessons' learning rate. In the control there is an evaluation after so many lessons.
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
@@ -81,7 +86,9 @@ TASKS = {
     "read_sokoban": dict(env="sokoban", **READ),
     "paid_lake": dict(env="frozenlake", **READ),
     "rewarded_lake": dict(env="frozenlake", **READ),
-    "kl_lake": dict(env="frozenlake", kl_coef=0.1, **READ)}
+    "kl_lake": dict(env="frozenlake", kl_coef=0.1, **READ),
+    "eased_lake": dict(env="frozenlake", **READ),
+    "taught_sokoban": dict(env="sokoban", **READ)}
 TITLES = {"bandit": "bandit", "lake": "lake: gentle lake,\nas a map, no lessons",
           "told": "told: in words,\nafter lessons", "alone": "alone: in words,\nno lessons"}
 # The colours and labels of the runs on maps.
@@ -92,12 +99,14 @@ DRAWN = {
              "lessons_read_lake": ("C1", LESSONS_INSTEAD),
              "paid_lake": ("C4", "RL, and misreading costs 0.3"),
              "rewarded_lake": ("C2", "RL, and true readings earn up to 0.3"),
-             "kl_lake": ("C5", "RL with a KL penalty")},
+             "kl_lake": ("C5", "RL with a KL penalty"),
+             "eased_lake": ("C3", "RL that begins with small steps")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
-                "lessons_read_sokoban": ("C1", LESSONS_INSTEAD)}}
+                "lessons_read_sokoban": ("C1", LESSONS_INSTEAD),
+                "taught_sokoban": ("C2", "RL after lessons of the planner alone")}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
-LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
-             "warm-read_sokoban", "read_sokoban")
+LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake", "eased_lake",
+             "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban", "taught_sokoban")
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
@@ -107,10 +116,12 @@ SHARES = {"true_claims": "share of true claims",
           "fitting": "share of first moves\nthat fit the claim"}
 # Lessons of the planner come before those of the form.
 LITTLE_READING = f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"
-MORE_READING = f"--reading 400 --lessons 40 --random-moves 0.7 --lesson-lr {LESSON_LR}"
+MORE_READING = f"--reading 400 --lessons 40 --lesson-lr {LESSON_LR}"
+AND_RANDOM_MOVES = f"{MORE_READING} --random-moves 0.7"
 LESSONS = {"told": "--lessons 40 --lesson-lr 1e-4",
            "map": LITTLE_READING, "sokoban": LITTLE_READING,
-           "read_lake": MORE_READING, "read_sokoban": MORE_READING}
+           "read_lake": AND_RANDOM_MOVES, "read_sokoban": AND_RANDOM_MOVES,
+           "taught_sokoban": MORE_READING}
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -133,6 +144,8 @@ def run(task, seed, model, iterations=None, options=""):
     models = rm.load_models(cfg)
     if task in MAPS:
         watch_claims(PAY.get(task))
+    if task in EASED:
+        begin_with_small_steps()
     if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
         recipes.read_messages_once(models)
 
@@ -170,6 +183,17 @@ def and_this_commit(before):
     """
     now = mutants.commit()
     return before if before.endswith(now) else f"{before}, then {now}"
+
+
+def begin_with_small_steps():
+    """At first each of Adam's steps has nearly the same length in every weight, also where the
+    gradient is noise. So these steps are shorter.
+    """
+    iterate = rm.iterate
+    def iterate_at_its_rate(i, models, cfg):
+        models.optimizer.param_groups[0]["lr"] = cfg.lr * min(1, i / EASED_ITERATIONS)
+        return iterate(i, models, cfg)
+    rm.iterate = iterate_at_its_rate
 
 
 def take_turn(traj, tok, cfg, ends, pay=None):
@@ -370,9 +394,29 @@ def start_warm(model, folder, settings, lessons):  # -> what the program printed
             words += ["--" + key.replace("_", "-"), str(settings[key])]
     told = folder.with_suffix(".txt")
     if not folder.exists():
+        if "--reading" in lessons:
+            keep_what_has_read(settings)
         with open(told, "w") as file, contextlib.redirect_stdout(file):
             warm_start.main([*words, "--eval-prompts", "64", "--device", "cpu"])
     return [line for line in told.read_text().splitlines() if not line.startswith("saved")]
+
+
+def keep_what_has_read(settings):
+    """Tasks that begin with the same steps of reading share the model that comes out of them."""
+    teach_reading = warm_start.teach_reading
+    def read_once(models, cfg, lr, steps):
+        kept = RUNS / f"{steps}-steps-of-reading-{settings['env']}-seed{settings['seed']}"
+        told = kept.with_suffix(".txt")
+        if not kept.exists():
+            with open(told, "w") as file, contextlib.redirect_stdout(file):
+                teach_reading(models, cfg, lr, steps)
+            models.policy.save_pretrained(kept)
+            models.tok.save_pretrained(kept, save_jinja_files=False)
+        else:
+            same = rm.load_models(replace(cfg, model=str(kept), eval_only=True))
+            models.policy.load_state_dict(same.policy.state_dict())
+        print(told.read_text(), end="", flush=True)
+    warm_start.teach_reading = read_once
 
 
 def lines_of(folder, name):

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+import torch
+import transformers
 
 import ragen_mini as rm
 import runs
@@ -228,3 +230,27 @@ class Says:
 
     def __call__(self, *args, **named):
         return self.tok(*args, **named)
+
+
+def test_steps_of_reading_are_made_once(study, monkeypatch):
+    """A task that begins with the same steps takes the model that came out of them."""
+    def teach_reading(models, cfg, lr, steps):
+        print(f"map {steps}: read")
+        taught.append(steps)
+        with torch.no_grad():
+            models.policy.get_output_embeddings().weight.mul_(2)
+
+    def teach_planning(models, cfg, lr, steps, random_moves=0.0):
+        seen.append(models.policy.get_output_embeddings().weight.clone())
+    monkeypatch.setattr(warm_start, "teach_planning", teach_planning)
+    taught, seen = [], []
+    settings = smollm2.SHARED | smollm2.TASKS["read_sokoban"] | {"seed": 3}
+    for task, steps in (("one", 7), ("two", 7), ("three", 5), ("none", 0)):
+        monkeypatch.setattr(warm_start, "teach_reading", teach_reading)  # as in a new process
+        lessons = ["--lessons", "1"] + (["--reading", str(steps)] if steps else [])
+        told = smollm2.start_warm(str(runs.TINY), smollm2.RUNS / task, settings, lessons)
+        assert told[0] == f"map {steps}: read"
+    assert taught == [7, 5, 0]
+    assert all(torch.equal(weight, seen[0]) for weight in seen)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(runs.TINY)
+    assert torch.equal(seen[0], 2 * plain.get_output_embeddings().weight)
