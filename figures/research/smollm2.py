@@ -4,6 +4,7 @@ GRPO.
     python figures/research/smollm2.py bandit --seed 1 --model FOLDER    a folder, or its hub id
     python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
     python figures/research/smollm2.py look --seed 1       all held-out levels, after runs on maps
+    python figures/research/smollm2.py agree --seed 1      do the gradients of rollouts agree?
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
 There are thirteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
@@ -31,6 +32,7 @@ model and the run are in runs/smollm2.
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import re
 import resource
@@ -107,6 +109,9 @@ DRAWN = {
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake", "eased_lake",
              "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban", "taught_sokoban")
+# `agree` begins with these, and plays so many rollouts with each.
+AGREEING = ("warm-read_lake", "warm-read_sokoban", "warm-taught_sokoban")
+ROLLOUTS = 4
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
@@ -366,6 +371,43 @@ def saved_model(name, folder, seed):  # -> its last iteration or lesson, a folde
     return json.loads(last)["iteration"], folder / "checkpoint", None
 
 
+# ------------------------------------------------------- do the gradients of rollouts agree?
+def agree(seed, options):
+    """With the same model, RL's first gradient is calculated from several rollouts, each in other
+    levels. If what they have in common is small beside their noise, their cosines are near 0, and
+    many iterations are needed until it shows.
+    """
+    torch.set_num_threads(1)
+    file = DATA / f"agree-seed{seed}.json"
+    report = json.loads(file.read_text()) if file.exists() else {}
+    for name in AGREEING:
+        folder = RUNS / f"{name}-seed{seed}"
+        if name in report or not folder.exists():
+            continue
+        settings = SHARED | TASKS[name.removeprefix("warm-")] | {"seed": seed}
+        cfg = rm.Config(**settings, model=str(folder))
+        models = rm.load_models(cfg)
+        recipes.read_messages_once(models)
+        with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
+            rows, cosines = cosines_of_gradients(models, cfg)
+        report[name] = beginning("agree", seed, options) | {"cosines": cosines, "rows": rows}
+        write(report, file)
+
+
+def cosines_of_gradients(models, cfg):  # -> rows of the log, a cosine for each pair of rollouts
+    gradients = []
+    def keep_gradient(models):  # no weight changes
+        gradients.append(torch.cat([weight.grad.flatten()
+                                    for weight in models.policy.parameters()]))
+        models.policy.zero_grad()
+        return gradients[-1].norm().item()
+    take_step, rm.take_step = rm.take_step, keep_gradient
+    rows = [rm.iterate(i, models, cfg)[0] for i in range(1, 1 + ROLLOUTS)]
+    rm.take_step = take_step
+    pairs = itertools.combinations(gradients, 2)
+    return rows, [torch.cosine_similarity(a, b, dim=0).item() for a, b in pairs]
+
+
 # ------------------------------------------------------------------------------------- the report
 def add_to(report, row, models, cfg):
     report["rows"] = lines_of(cfg.out, "log.jsonl") + [row]
@@ -558,7 +600,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     controls = [f"lessons_{task}" for task in READERS]
-    parser.add_argument("what", choices=[*TASKS, *controls, "look", "draw"])
+    parser.add_argument("what", choices=[*TASKS, *controls, "look", "agree", "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, help="the last one, which is evaluated")
     parser.add_argument("--bf16", action="store_true")
@@ -577,6 +619,8 @@ def main():
             options = " --bf16" if args.bf16 else ""
             if args.what == "look":
                 look(args.seed, options)
+            elif args.what == "agree":
+                agree(args.seed, options)
             elif args.what in controls:
                 more_lessons(args.what.removeprefix("lessons_"), args.seed, options)
             else:

@@ -254,3 +254,43 @@ def test_steps_of_reading_are_made_once(study, monkeypatch):
     assert all(torch.equal(weight, seen[0]) for weight in seen)
     plain = transformers.AutoModelForCausalLM.from_pretrained(runs.TINY)
     assert torch.equal(seen[0], 2 * plain.get_output_embeddings().weight)
+
+
+def test_gradients_of_rollouts_agree_as_steps_of_plain_descent_do(study, monkeypatch):
+    """Such a step moves the weights against the gradient. So two steps from the same weights have
+    the cosine of the two gradients.
+    """
+    monkeypatch.setattr(smollm2, "ROLLOUTS", 2)
+    monkeypatch.setattr(smollm2, "AGREEING", ("warm-read_lake",))
+    monkeypatch.setitem(smollm2.TASKS, "read_lake", dict(
+        env="frozenlake", prompts=2, rollouts=4, max_new_tokens=20, max_turns=2, keep=0.5))
+    with monkeypatch.context() as patch:  # messages are read once, which needs other passes
+        patch.setattr(rm, "micro_batches", rm.micro_batches)
+        smollm2.agree(1, "")
+    report = json.loads((smollm2.DATA / "agree-seed1.json").read_text())["warm-read_lake"]
+    steps = []
+    for i in (1, 2):
+        cfg = rm.Config(**smollm2.SHARED | smollm2.TASKS["read_lake"] | {"seed": 1},
+                        model=str(smollm2.RUNS / "warm-read_lake-seed1"))
+        models = rm.load_models(cfg)
+        before = [weight.clone() for weight in models.policy.parameters()]
+        models.optimizer = torch.optim.SGD(models.policy.parameters(), 1.0)
+        row, _ = rm.iterate(i, models, cfg)
+        assert row["grad_norm"] == pytest.approx(report["rows"][i - 1]["grad_norm"], rel=1e-3)
+        steps.append(torch.cat([(new - old).flatten() for new, old in
+                                zip(models.policy.parameters(), before)]))
+    a, b = steps
+    assert a.norm() > 0 and b.norm() > 0
+    assert report["cosines"] == pytest.approx([(a @ b / a.norm() / b.norm()).item()], abs=1e-3)
+
+
+def test_small_steps_at_first(monkeypatch):
+    """Also where a run that was stopped goes on with an optimizer that has the whole rate."""
+    rates = []
+    adam = SimpleNamespace(param_groups=[{"lr": 2e-5}])
+    monkeypatch.setattr(rm, "iterate", lambda *_: rates.append(adam.param_groups[0]["lr"]))
+    smollm2.begin_with_small_steps()
+    for i in (1, 2, 5, 10, 11, 100):
+        rm.iterate(i, SimpleNamespace(optimizer=adam), SimpleNamespace(lr=2e-5))
+        adam.param_groups[0]["lr"] = 2e-5
+    assert rates == pytest.approx([2e-6, 4e-6, 1e-5, 2e-5, 2e-5, 2e-5])
