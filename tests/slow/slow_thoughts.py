@@ -159,22 +159,22 @@ def test_claims_are_judged_by_what_was_seen(cfg, play):
         [(before, True)], [(after, True), (before, False)]]
 
 
-def test_pay_changes_returns_and_nothing_that_the_model_reads(folder, monkeypatch):
-    """The same episodes, token by token. Each return differs by pay times (true - false)."""
-    cfg = rm.Config(model=folder, device="cpu", max_turns=2, max_new_tokens=30)
-    models = rm.load_models(cfg)
-    unpaid = rm.rollout(models, [300, 301], 8, cfg, 5)
+@pytest.mark.parametrize("claims, balance", [
+    ([True], 1), ([False], -1), ([True, False], 0), ([False, False], -2), ([], 0)])
+def test_pay_changes_returns_and_nothing_that_the_model_reads(claims, balance, cfg, play,
+                                                              monkeypatch):
+    """The same episode, token by token. Its return differs by pay times (true - false)."""
+    cfg.max_new_tokens, cfg.max_turns = 80, 2
+    box = thoughts.facts_of(at_level("sokoban"))[0]["box"]
+    said = " . ".join(f"The box is {box if is_true else '3 up and 3 left'}" for is_true in claims)
+    answers = [f"{said} . </think><answer>Up</answer>", "</think><answer>Down</answer>"]
+    unpaid, = play(answers, "sokoban", [300], cfg)
     monkeypatch.setattr(thoughts, "PAY", 0.25)
-    paid = rm.rollout(models, [300, 301], 8, cfg, 5)
-    balances = set()
-    for one, other in zip(unpaid, paid):
-        judged = [is_true for turn in one.turns for _, is_true in turn["claims"]]
-        balance = 2 * sum(judged) - len(judged)
-        balances.add(balance)
-        assert one.ids == other.ids
-        assert other.R - one.R == pytest.approx(0.25 * balance)
-        assert sum(turn["reward"] for turn in other.turns) == pytest.approx(other.R)
-    assert len(balances) > 2
+    paid, = play(answers, "sokoban", [300], cfg)
+    assert [is_true for turn in paid.turns for _, is_true in turn["claims"]] == claims
+    assert paid.ids == unpaid.ids
+    assert paid.R - unpaid.R == pytest.approx(0.25 * balance)
+    assert sum(turn["reward"] for turn in paid.turns) == pytest.approx(paid.R)
 
 
 # --------------------------------------------------------------------------- the columns of the log
