@@ -7,7 +7,7 @@ GRPO.
     python figures/research/smollm2.py agree --seed 1      do the gradients of rollouts agree?
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
-There are thirteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is the same
+There are thirteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is that
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
@@ -38,7 +38,7 @@ import re
 import resource
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -63,34 +63,49 @@ from runs import need, one_line_errors
 RUNS, DATA = ROOT / "runs" / "smollm2", FIGURES / "smollm2"
 SHARED = dict(algo="grpo", adv_norm="mean", kl_coef=0.0, prompts=4, rollouts=8, lr=2e-5,
               max_new_tokens=60, eval_prompts=128, save_every=5, device="cpu")
-READERS = ("read_lake", "read_sokoban", "taught_sokoban")
-# These begin with the warm-started model of read_lake.
-VARIANTS = ("paid_lake", "rewarded_lake", "kl_lake", "eased_lake")
-MAPS = ("map", "sokoban", *READERS, *VARIANTS)
-# In their first iterations, so many, the learning rate is lower.
-EASED = ("eased_lake", "taught_sokoban")
-EASED_ITERATIONS = 10
 # The lessons' learning rate. In the control there is an evaluation after so many lessons.
 LESSON_LR = 3e-4
 LESSONS_BETWEEN = 20
 MAP = dict(prompts=8, iterations=200, eval_every=10, minibatch_size=32, max_new_tokens=112)
 # Updates are made on the half of the groups whose returns differ most, which takes less time.
 READ = MAP | dict(keep=0.5)
+LAKE, SOKOBAN = dict(env="frozenlake"), dict(env="sokoban")
+# Lessons of the planner come before those of the form.
+LITTLE_READING = f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"
+MORE_READING = f"--reading 400 --lessons 40 --lesson-lr {LESSON_LR}"
+AND_RANDOM_MOVES = f"{MORE_READING} --random-moves 0.7"
+# Where the first steps are small, the learning rate rises during so many iterations.
+SMALL_STEPS = 10
+
+
+@dataclass
+class Task:
+    settings: dict
+    lessons: str = ""  # options of warm_start.py. Without any, only the form is taught.
+    begins_as: str = ""  # It begins with the warm-started model of this task.
+    small_steps: bool = False
+    has_control: bool = False  # lessons_TASK
+
+
 TASKS = {
-    "bandit": dict(env="bandit", max_turns=1, iterations=20, eval_every=10),
-    "lake": dict(env="frozenlake", iterations=40, eval_every=10),
-    "told": dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10),
-    "alone": dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8,
-                  minibatch_size=64),
-    "map": dict(env="frozenlake", **MAP),
-    "sokoban": dict(env="sokoban", **MAP),
-    "read_lake": dict(env="frozenlake", **READ),
-    "read_sokoban": dict(env="sokoban", **READ),
-    "paid_lake": dict(env="frozenlake", **READ),
-    "rewarded_lake": dict(env="frozenlake", **READ),
-    "kl_lake": dict(env="frozenlake", kl_coef=0.1, **READ),
-    "eased_lake": dict(env="frozenlake", **READ),
-    "taught_sokoban": dict(env="sokoban", **READ)}
+    "bandit": Task(dict(env="bandit", max_turns=1, iterations=20, eval_every=10)),
+    "lake": Task(dict(env="frozenlake", iterations=40, eval_every=10)),
+    "told": Task(dict(env="extras/told_lake.py:ToldLake", iterations=40, eval_every=10),
+                 "--lessons 40 --lesson-lr 1e-4"),
+    "alone": Task(dict(env="extras/told_lake.py:ToldLake", iterations=30, eval_every=10, prompts=8,
+                       minibatch_size=64)),
+    "map": Task(MAP | LAKE, LITTLE_READING),
+    "sokoban": Task(MAP | SOKOBAN, LITTLE_READING),
+    "read_lake": Task(READ | LAKE, AND_RANDOM_MOVES, has_control=True),
+    "read_sokoban": Task(READ | SOKOBAN, AND_RANDOM_MOVES, has_control=True),
+    "paid_lake": Task(READ | LAKE, begins_as="read_lake"),
+    "rewarded_lake": Task(READ | LAKE, begins_as="read_lake"),
+    "kl_lake": Task(READ | LAKE | dict(kl_coef=0.1), begins_as="read_lake"),
+    "eased_lake": Task(READ | LAKE, begins_as="read_lake", small_steps=True),
+    "taught_sokoban": Task(READ | SOKOBAN, MORE_READING, small_steps=True, has_control=True)}
+MAPS = [name for name, task in TASKS.items() if task.begins_as or "--reading" in task.lessons]
+CONTROLS = {f"lessons_{name}": name for name, task in TASKS.items() if task.has_control}
+
 TITLES = {"bandit": "bandit", "lake": "lake: gentle lake,\nas a map, no lessons",
           "told": "told: in words,\nafter lessons", "alone": "alone: in words,\nno lessons"}
 # The colours and labels of the runs on maps.
@@ -119,14 +134,6 @@ LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "valid_of_eval": "valid answers"}
 SHARES = {"true_claims": "share of true claims",
           "fitting": "share of first moves\nthat fit the claim"}
-# Lessons of the planner come before those of the form.
-LITTLE_READING = f"--reading 200 --lessons 30 --lesson-lr {LESSON_LR}"
-MORE_READING = f"--reading 400 --lessons 40 --lesson-lr {LESSON_LR}"
-AND_RANDOM_MOVES = f"{MORE_READING} --random-moves 0.7"
-LESSONS = {"told": "--lessons 40 --lesson-lr 1e-4",
-           "map": LITTLE_READING, "sokoban": LITTLE_READING,
-           "read_lake": AND_RANDOM_MOVES, "read_sokoban": AND_RANDOM_MOVES,
-           "taught_sokoban": MORE_READING}
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -134,14 +141,14 @@ def run(task, seed, model, iterations=None, options=""):
     torch.set_num_threads(1)
     RUNS.mkdir(parents=True, exist_ok=True)
     name = f"{task}-seed{seed}"
-    begins_as = "read_lake" if task in VARIANTS else task
+    begins_as = TASKS[task].begins_as or task
     warm = RUNS / f"warm-{begins_as}-seed{seed}"
-    settings = SHARED | TASKS[task] | {"seed": seed}
+    settings = settings_for(task, seed)
     if iterations:
         settings["iterations"] = iterations
     file = DATA / f"{name}.json"
     report = beginning(task, seed, options)
-    report["warm start"] = start_warm(model, warm, settings, LESSONS.get(begins_as, "").split())
+    report["warm start"] = start_warm(model, warm, settings, TASKS[begins_as].lessons.split())
     cfg = rm.Config(**settings, model=str(warm), out=str(RUNS / name))
     if Path(cfg.out, "checkpoint", "trainer.pt").exists():
         cfg = go_on(cfg, report, file)
@@ -149,7 +156,7 @@ def run(task, seed, model, iterations=None, options=""):
     models = rm.load_models(cfg)
     if task in MAPS:
         watch_claims(PAY.get(task))
-    if task in EASED:
+    if TASKS[task].small_steps:
         begin_with_small_steps()
     if cfg.max_turns == 1 or task in MAPS:  # the same gradients, sooner
         recipes.read_messages_once(models)
@@ -169,6 +176,10 @@ def go_on(cfg, report, file):  # -> cfg of the run that was stopped
     report.update(before | report, rows=lines_of(cfg.out, "log.jsonl"))
     write(report, file)
     return replace(rm.parse_config(["--resume", cfg.out]), iterations=cfg.iterations)
+
+
+def settings_for(task, seed):
+    return SHARED | TASKS[task].settings | {"seed": seed}
 
 
 def settings_of(cfg):
@@ -196,7 +207,7 @@ def begin_with_small_steps():
     """
     iterate = rm.iterate
     def iterate_at_its_rate(i, models, cfg):
-        models.optimizer.param_groups[0]["lr"] = cfg.lr * min(1, i / EASED_ITERATIONS)
+        models.optimizer.param_groups[0]["lr"] = cfg.lr * min(1, i / SMALL_STEPS)
         return iterate(i, models, cfg)
     rm.iterate = iterate_at_its_rate
 
@@ -347,7 +358,7 @@ def look(seed, options):
         if report.get(name, {}).get("iteration") == step:
             continue
         task = name.removeprefix("warm-").removeprefix("lessons_")
-        settings = SHARED | TASKS[task] | {"seed": seed, "eval_prompts": len(envs.EVAL_SEEDS)}
+        settings = settings_for(task, seed) | {"eval_prompts": len(envs.EVAL_SEEDS)}
         cfg = rm.Config(**settings, model=str(model), eval_only=True)
         models = rm.load_models(cfg)
         if weights:
@@ -384,8 +395,7 @@ def agree(seed, options):
         folder = RUNS / f"{name}-seed{seed}"
         if name in report or not folder.exists():
             continue
-        settings = SHARED | TASKS[name.removeprefix("warm-")] | {"seed": seed}
-        cfg = rm.Config(**settings, model=str(folder))
+        cfg = rm.Config(**settings_for(name.removeprefix("warm-"), seed), model=str(folder))
         models = rm.load_models(cfg)
         recipes.read_messages_once(models)
         with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
@@ -481,7 +491,7 @@ def write(report, file):
 
 # ---------------------------------------------------------------------------------- table, picture
 def load():  # -> {"bandit-seed1": report}
-    names = [*TASKS, *(f"lessons_{task}" for task in READERS)]
+    names = [*TASKS, *CONTROLS]
     files = [file for name in names for file in sorted(DATA.glob(f"{name}-seed*.json"))]
     return {file.stem: json.loads(file.read_text()) for file in files}
 
@@ -541,7 +551,7 @@ def draw(reports, out):
         axes = fig.subplots(3, len(above))
         for ax, task in zip(axes[0], above):
             of_task = {f"seed {seed}": run_of(reports, task, seed) for seed in seeds_of(reports)}
-            plots.draw_evaluations(ax, of_task, f"eval {envs.title(TASKS[task]['env'])}")
+            plots.draw_evaluations(ax, of_task, f"eval {envs.title(TASKS[task].settings['env'])}")
             ax.set_title(TITLES[task])
         axes[0, 1].legend(ncols=2, loc="center")  # where it hides nothing
         for row, game in zip(axes[1:], DRAWN):
@@ -560,7 +570,7 @@ def run_of(reports, task, seed):
     """Every seed has its colour, also where this task has no run of it."""
     report = reports.get(f"{task}-seed{seed}")
     if not report:
-        report = {"settings": SHARED | TASKS[task], "rows": []}
+        report = {"settings": SHARED | TASKS[task].settings, "rows": []}
     return ledger.Run(report["settings"], report["rows"])
 
 
@@ -568,7 +578,7 @@ def draw_maps(axes, reports, game):
     """Success, and what the thoughts are worth, over the hours that RL took, or the lessons in its
     place. The last panel is the legend.
     """
-    env = envs.title(TASKS[f"read_{game}"]["env"])
+    env = envs.title(TASKS[f"read_{game}"].settings["env"])
     drawn = {}
     for task, (color, label) in DRAWN[game].items():
         of_task = {seed: run_of(reports, task, seed) for seed in seeds_of(reports)
@@ -599,8 +609,7 @@ def draw_run(axes, run, column, color, style):
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    controls = [f"lessons_{task}" for task in READERS]
-    parser.add_argument("what", choices=[*TASKS, *controls, "look", "agree", "draw"])
+    parser.add_argument("what", choices=[*TASKS, *CONTROLS, "look", "agree", "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, help="the last one, which is evaluated")
     parser.add_argument("--bf16", action="store_true")
@@ -621,8 +630,8 @@ def main():
                 look(args.seed, options)
             elif args.what == "agree":
                 agree(args.seed, options)
-            elif args.what in controls:
-                more_lessons(args.what.removeprefix("lessons_"), args.seed, options)
+            elif args.what in CONTROLS:
+                more_lessons(CONTROLS[args.what], args.seed, options)
             else:
                 run(args.what, args.seed, args.model, args.iterations, options)
 

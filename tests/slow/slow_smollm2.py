@@ -92,7 +92,7 @@ def test_a_run_goes_on_where_it_was_stopped(study, monkeypatch):
     """
     small = dict(env="frozenlake", prompts=2, rollouts=2, max_new_tokens=20, max_turns=2,
                  eval_every=10, eval_prompts=4, save_every=1, keep=0.5)
-    monkeypatch.setitem(smollm2.TASKS, "paid_lake", small)
+    monkeypatch.setitem(smollm2.TASKS, "paid_lake", smollm2.Task(small, begins_as="read_lake"))
     monkeypatch.setattr(rm, "micro_batches", rm.micro_batches)
     (smollm2.RUNS / "warm-read_lake-seed1.txt").write_text("lesson 40\nsaved in there\n")
     file = smollm2.DATA / "paid_lake-seed1.json"
@@ -170,7 +170,7 @@ def test_a_look_at_the_models_before_and_after(study, monkeypatch):
     """
     small = dict(env="frozenlake", prompts=2, rollouts=2, max_new_tokens=20, max_turns=1,
                  eval_prompts=4, save_every=1, iterations=2, lr=0.01)
-    monkeypatch.setitem(smollm2.TASKS, "read_lake", small)
+    monkeypatch.setitem(smollm2.TASKS, "read_lake", smollm2.Task(small))
     monkeypatch.setattr(smollm2.envs, "EVAL_SEEDS", smollm2.envs.EVAL_SEEDS[:6])
     monkeypatch.setattr(rm, "micro_batches", rm.micro_batches)
     (smollm2.RUNS / "warm-read_lake-seed1.txt").write_text("lesson 40\n")
@@ -244,7 +244,7 @@ def test_steps_of_reading_are_made_once(study, monkeypatch):
         seen.append(models.policy.get_output_embeddings().weight.clone())
     monkeypatch.setattr(warm_start, "teach_planning", teach_planning)
     taught, seen = [], []
-    settings = smollm2.SHARED | smollm2.TASKS["read_sokoban"] | {"seed": 3}
+    settings = smollm2.settings_for("read_sokoban", 3)
     for task, steps in (("one", 7), ("two", 7), ("three", 5), ("none", 0)):
         monkeypatch.setattr(warm_start, "teach_reading", teach_reading)  # as in a new process
         lessons = ["--lessons", "1"] + (["--reading", str(steps)] if steps else [])
@@ -262,15 +262,15 @@ def test_gradients_of_rollouts_agree_as_steps_of_plain_descent_do(study, monkeyp
     """
     monkeypatch.setattr(smollm2, "ROLLOUTS", 2)
     monkeypatch.setattr(smollm2, "AGREEING", ("warm-read_lake",))
-    monkeypatch.setitem(smollm2.TASKS, "read_lake", dict(
-        env="frozenlake", prompts=2, rollouts=4, max_new_tokens=20, max_turns=2, keep=0.5))
+    small = dict(env="frozenlake", prompts=2, rollouts=4, max_new_tokens=20, max_turns=2, keep=0.5)
+    monkeypatch.setitem(smollm2.TASKS, "read_lake", smollm2.Task(small))
     with monkeypatch.context() as patch:  # messages are read once, which needs other passes
         patch.setattr(rm, "micro_batches", rm.micro_batches)
         smollm2.agree(1, "")
     report = json.loads((smollm2.DATA / "agree-seed1.json").read_text())["warm-read_lake"]
     steps = []
     for i in (1, 2):
-        cfg = rm.Config(**smollm2.SHARED | smollm2.TASKS["read_lake"] | {"seed": 1},
+        cfg = rm.Config(**smollm2.settings_for("read_lake", 1),
                         model=str(smollm2.RUNS / "warm-read_lake-seed1"))
         models = rm.load_models(cfg)
         before = [weight.clone() for weight in models.policy.parameters()]
