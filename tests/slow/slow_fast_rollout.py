@@ -199,7 +199,7 @@ def test_where_autocast_is_on_the_copy_is_bf16(models, cfg, way, name, monkeypat
     way(name)
     trajs = play(models, cfg)
     gap = gap_to_an_update(trajs, models, cfg)
-    assert 1e-5 < gap.mean() < 0.05
+    assert gap.max() > 1e-4 and gap.mean() < 0.05  # in fp32 the maximum is 2e-5
     assert name == "batching" or gap.mean() < 1.3 * today.mean() + 1e-4
     assert not same_episodes(trajs, exact)
     assert {weights.dtype for weights in models.policy.parameters()} == {torch.float32}
