@@ -4,7 +4,6 @@ GRPO.
     python figures/research/smollm2.py bandit --seed 1 --model FOLDER    a folder, or its hub id
     python figures/research/smollm2.py lake --bf16 ...     in half of the time, if the CPU has bf16
     python figures/research/smollm2.py look --seed 1       all held-out levels, after runs on maps
-    python figures/research/smollm2.py agree --seed 1      do the gradients of rollouts agree?
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
 There are twelve tasks. `lake` has the settings of `bandit`, and is not learned. `told` is that
@@ -32,7 +31,6 @@ model and the run are in runs/smollm2.
 import argparse
 import contextlib
 import functools
-import itertools
 import json
 import re
 import resource
@@ -122,9 +120,6 @@ DRAWN = {
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
              "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban", "taught_sokoban")
-# `agree` begins with these, and plays so many rollouts with each.
-AGREEING = ("warm-read_lake", "warm-read_sokoban", "warm-taught_sokoban")
-ROLLOUTS = 4
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
@@ -268,8 +263,21 @@ def watch_claims(pay=None):
         columns["fitting_the_map"] = fmean(turn["fits_the_map"] for turn in turns)
         columns["turns_of_eval"] = len(turns) / len(trajs)
         columns["valid_of_eval"] = fmean(turn["valid"] for turn in turns)
+        columns |= success_by_first_move(trajs)
         return columns, trajs
     rm.evaluate = evaluate_and_watch
+
+
+def success_by_first_move(trajs):  # -> columns
+    """RL can find that it pays to act on the map only if that is so. Does an episode whose first
+    move fits the map win more often than another one?
+    """
+    columns = {}
+    for name, fits in (("fits", True), ("does_not_fit", False)):
+        won = [traj.success for traj in trajs if traj.turns[0]["fits_the_map"] == fits]
+        columns[f"episodes_whose_first_move_{name}"] = len(won)
+        columns[f"success_if_the_first_move_{name}"] = fmean(won) if won else None
+    return columns
 
 
 # ------------------------------------------------------------------------ lessons in place of RL
@@ -378,42 +386,6 @@ def saved_model(name, folder, seed):  # -> its last iteration or lesson, a folde
         return lessons[-1]["iteration"], warm, weights
     last = runs.load_trainer(folder)["log"].splitlines()[-1]
     return json.loads(last)["iteration"], folder / "checkpoint", None
-
-
-# ------------------------------------------------------- do the gradients of rollouts agree?
-def agree(seed, options):
-    """With the same model, RL's first gradient is calculated from several rollouts, each in other
-    levels. If what they have in common is small beside their noise, their cosines are near 0, and
-    many iterations are needed until it shows.
-    """
-    torch.set_num_threads(1)
-    file = DATA / f"agree-seed{seed}.json"
-    report = json.loads(file.read_text()) if file.exists() else {}
-    for name in AGREEING:
-        folder = RUNS / f"{name}-seed{seed}"
-        if name in report or not folder.exists():
-            continue
-        cfg = rm.Config(**settings_for(name.removeprefix("warm-"), seed), model=str(folder))
-        models = rm.load_models(cfg)
-        recipes.read_messages_once(models)
-        with runs.torch_settings(models.policy), runs.passes_that_fill_the_card(models, cfg):
-            rows, cosines = cosines_of_gradients(models, cfg)
-        report[name] = beginning("agree", seed, options) | {"cosines": cosines, "rows": rows}
-        write(report, file)
-
-
-def cosines_of_gradients(models, cfg):  # -> rows of the log, a cosine for each pair of rollouts
-    gradients = []
-    def keep_gradient(models):  # no weight changes
-        gradients.append(torch.cat([weight.grad.flatten()
-                                    for weight in models.policy.parameters()]))
-        models.policy.zero_grad()
-        return gradients[-1].norm().item()
-    take_step, rm.take_step = rm.take_step, keep_gradient
-    rows = [rm.iterate(i, models, cfg)[0] for i in range(1, 1 + ROLLOUTS)]
-    rm.take_step = take_step
-    pairs = itertools.combinations(gradients, 2)
-    return rows, [torch.cosine_similarity(a, b, dim=0).item() for a, b in pairs]
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -607,7 +579,7 @@ def draw_run(axes, run, column, color, style):
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*TASKS, *CONTROLS, "look", "agree", "draw"])
+    parser.add_argument("what", choices=[*TASKS, *CONTROLS, "look", "draw"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, help="the last one, which is evaluated")
     parser.add_argument("--bf16", action="store_true")
@@ -626,8 +598,6 @@ def main():
             options = " --bf16" if args.bf16 else ""
             if args.what == "look":
                 look(args.seed, options)
-            elif args.what == "agree":
-                agree(args.seed, options)
             elif args.what in CONTROLS:
                 more_lessons(CONTROLS[args.what], args.seed, options)
             else:
