@@ -263,20 +263,21 @@ def watch_claims(pay=None):
         columns["fitting_the_map"] = fmean(turn["fits_the_map"] for turn in turns)
         columns["turns_of_eval"] = len(turns) / len(trajs)
         columns["valid_of_eval"] = fmean(turn["valid"] for turn in turns)
-        columns |= success_by_first_move(trajs)
+        columns |= success_by_first_turn(trajs)
         return columns, trajs
     rm.evaluate = evaluate_and_watch
 
 
-def success_by_first_move(trajs):  # -> columns
-    """RL can find that it pays to act on the map only if that is so. Does an episode whose first
-    move fits the map win more often than another one?
+def success_by_first_turn(trajs):  # -> columns
+    """Does an episode win more often if in its first turn the map was read without an error, and if
+    the first move fitted the map? RL can find that something pays only if it does.
     """
     columns = {}
-    for name, fits in (("fits", True), ("does_not_fit", False)):
-        won = [traj.success for traj in trajs if traj.turns[0]["fits_the_map"] == fits]
-        columns[f"episodes_whose_first_move_{name}"] = len(won)
-        columns[f"success_if_the_first_move_{name}"] = fmean(won) if won else None
+    for what in ("read", "fits_the_map"):
+        for so, name in ((True, what), (False, f"not_{what}")):
+            won = [traj.success for traj in trajs if traj.turns[0][what] == so]
+            columns[f"episodes_{name}"] = len(won)
+            columns[f"success_{name}"] = fmean(won) if won else None
     return columns
 
 

@@ -216,18 +216,18 @@ def test_a_first_move_fits_the_map_whatever_is_claimed(study, tok, cfg, move, fi
     assert not traj.turns[-1]["read"]
 
 
-def test_success_by_first_move():
-    """Counted by hand. Later moves do not count."""
+def test_success_by_first_turn():
+    """Counted by hand. Later turns do not count."""
     episodes = [(True, [True, False]), (False, [True]), (True, [True]), (False, [False, True])]
-    trajs = [SimpleNamespace(success=won, turns=[{"fits_the_map": fits} for fits in moves])
-             for won, moves in episodes]
-    assert smollm2.success_by_first_move(trajs) == {
-        "episodes_whose_first_move_fits": 3,
-        "success_if_the_first_move_fits": pytest.approx(2 / 3),
-        "episodes_whose_first_move_does_not_fit": 1,
-        "success_if_the_first_move_does_not_fit": 0}
-    columns = smollm2.success_by_first_move(trajs[:3])
-    assert columns["success_if_the_first_move_does_not_fit"] is None
+    trajs = [SimpleNamespace(success=won, turns=[{"fits_the_map": yes, "read": not yes}
+                                                 for yes in turns]) for won, turns in episodes]
+    assert smollm2.success_by_first_turn(trajs) == {
+        "episodes_fits_the_map": 3, "success_fits_the_map": pytest.approx(2 / 3),
+        "episodes_not_fits_the_map": 1, "success_not_fits_the_map": 0,
+        "episodes_read": 1, "success_read": 0,
+        "episodes_not_read": 3, "success_not_read": pytest.approx(2 / 3)}
+    assert smollm2.success_by_first_turn(trajs[:3])["success_not_fits_the_map"] is None
+
 
 
 class Says:
