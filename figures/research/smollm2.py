@@ -374,6 +374,7 @@ def look(seed, options):
         with runs.torch_settings(models.policy):
             columns, _ = rm.evaluate(models, cfg, f"{name}: ")
         report[name] = {"iteration": step} | beginning("look", seed, options) | columns
+        report = {name: report[name] for name in LOOKED_AT if name in report}
         write(report, file)
 
 
