@@ -1043,6 +1043,28 @@ def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():
     says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
 
 
+def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say():
+    reports, looks = smollm2.load(), smollm2.load_looks()
+    page = (FIGURES / "smollm2" / "README.md").read_text()
+
+    def by_first_move(name):  # -> success if it fits, and if not, and numbers of episodes
+        look = looks[f"warm-{name}-seed1"]
+        return [f"{look['success_' + so]:.2f}" for so in ("fits_the_map", "not_fits_the_map")] + [
+            look["episodes_" + so] for so in ("fits_the_map", "not_fits_the_map")]
+    says(page, "won {}, and the others {} ({} and {} of the 256)".format(
+        *by_first_move("read_sokoban")))
+    says(page, "won {} with such a first move, and {} without ({} and {} episodes)".format(
+        *by_first_move("read_lake")))
+
+    rows = reports["taught_sokoban-seed1"]["rows"]
+    whole = [f"{row['whole_readings_of_rollout']:.0%}" for row in rows[1:]]
+    says(page, f"iteration 1, {whole[0]} of the thoughts", f"in iteration 8 {whole[7]}",
+         f"in iteration 12 only {whole[11]}")
+    before, after = success_of(reports["taught_sokoban-seed1"])
+    assert before == after
+    says(page, f"Success in 128 levels was {after:.2f} after 10 iterations")
+
+
 def test_the_two_episodes_of_a_real_model_are_those_of_its_log():
     page = (FIGURES / "smollm2" / "README.md").read_text()
     episodes = smollm2.load()["read_lake-seed1"]["episodes"]
