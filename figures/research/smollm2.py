@@ -6,18 +6,19 @@ GRPO.
     python figures/research/smollm2.py look --seed 1       all held-out levels, after runs on maps
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
-There are thirteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is that
+There are fourteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is that
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
 
 `map` (the lake) and `sokoban` begin with lessons in reading maps, which end while lists are often
 wrong. `read_lake` and `read_sokoban` have twice as many, and random moves in most lessons of the
-dialog, so that RL has something to find in a model that reads well. `taught_sokoban` reads as long,
-and has the planner's lessons only. In its first ten iterations the learning rate rises from 2e-6 to
-2e-5. These three have a control, such as lessons_read_lake: in place of RL there are lessons of the
-planner, for as many hours. `slow_sokoban` begins with the model of `taught_sokoban`, and its
-learning rate stays at 5e-6.
+dialog, so that RL has something to find in a model that reads well. `taught_lake` (which is only
+warm-started, with --iterations 0) and `taught_sokoban` read as long, and have the planner's lessons
+only. In the first ten iterations of `taught_sokoban` the learning rate rises from 2e-6 to 2e-5.
+`slow_sokoban` begins with the same model, and its learning rate stays at 5e-6. Some tasks have a
+control, such as lessons_read_lake: in place of RL there are lessons of the planner, for as many
+hours.
 
 The other three are `read_lake`, with something that may keep the thoughts true. In `paid_lake` a
 turn that misreads the map costs 0.3. In `rewarded_lake` an episode earns up to 0.3, in proportion
@@ -100,6 +101,7 @@ TASKS = {
     "paid_lake": Task(READ | LAKE, begins_as="read_lake"),
     "rewarded_lake": Task(READ | LAKE, begins_as="read_lake"),
     "kl_lake": Task(READ | LAKE | dict(kl_coef=0.1), begins_as="read_lake"),
+    "taught_lake": Task(READ | LAKE, MORE_READING),
     "taught_sokoban": Task(READ | SOKOBAN, MORE_READING, small_steps=True, has_control=True),
     "slow_sokoban": Task(READ | SOKOBAN | dict(lr=5e-6), begins_as="taught_sokoban")}
 MAPS = [name for name, task in TASKS.items() if task.begins_as or "--reading" in task.lessons]
@@ -122,8 +124,8 @@ DRAWN = {
                 "slow_sokoban": ("C4", "the same, in small steps throughout")}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
-             "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban", "taught_sokoban",
-             "slow_sokoban")
+             "warm-taught_lake", "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban",
+             "taught_sokoban", "slow_sokoban")
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
@@ -141,7 +143,7 @@ def run(task, seed, model, iterations=None, options=""):
     begins_as = TASKS[task].begins_as or task
     warm = RUNS / f"warm-{begins_as}-seed{seed}"
     settings = settings_for(task, seed)
-    if iterations:
+    if iterations is not None:
         settings["iterations"] = iterations
     file = DATA / f"{name}.json"
     report = beginning(task, seed, options)
@@ -602,6 +604,8 @@ def main():
             if args.bf16:
                 recipes.calculate_in_bf16()
             options = " --bf16" if args.bf16 else ""
+            if args.iterations is not None:
+                options += f" --iterations {args.iterations}"
             if args.what == "look":
                 look(args.seed, options)
             elif args.what in CONTROLS:
