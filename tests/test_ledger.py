@@ -1016,7 +1016,12 @@ def test_what_all_held_out_levels_say_of_a_real_model():
     says(readme, *(f"from {before} to {after}" for before, after in rises))
     says(readme, "{} and {} of its claims".format(
         *(share(before, "true_claims") for before, _ in pairs)))
-    says(readme, f"as many hours won {won['lessons_read_lake']:.2f}")
+    *_, second = success_of(reports["lessons_read_lake-seed2"])
+    says(readme, f"as much: {won['lessons_read_lake']:.2f}, and {second:.2f} (",
+         f"RL won {logged[1][2]:.2f}")
+    says(page, f"ended with {second:.2f} in 128 levels, and RL with {logged[1][2]:.2f}")
+    last = reports["lessons_read_lake-seed2"]["rows"][-1]
+    says(page, f"in the second seed {last['whole_readings']:.0%}")
     tasks = "rewarded_lake", "read_lake"
     rewarded, plain = [[*success_of(smollm2.load()[f"{task}-seed1"])][2] for task in tasks]
     says(readme, "kept", *(evaluated(task, "whole_readings")[2] for task in tasks),
