@@ -867,6 +867,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
              "map": (1,), "sokoban": (1,), "read_lake": (1, 2), "read_sokoban": (1,),
              "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,), "taught_sokoban": (1,),
+             "slow_sokoban": (1,),
              "lessons_read_lake": (1, 2)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
@@ -1068,6 +1069,12 @@ def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say():
     before, after = success_of(reports["taught_sokoban-seed1"])
     assert before == after
     says(page, f"Success in 128 levels was {after:.2f} after 10 iterations")
+    slow = reports["slow_sokoban-seed1"]["rows"]
+    _, after = success_of({"rows": slow})
+    began, *_, then, last = [f"{row['whole_readings_of_rollout']:.0%}" for row in slow[1:11]]
+    says(page, f"at 5e-6, it was {after:.2f}", f"{began} of them", f"{then} and {last} in the last")
+    of_evaluations = [f"{row['whole_readings']:.0%}" for row in (slow[0], slow[10], rows[10])]
+    says(page, "{} before, {} after 10 iterations, and {} in".format(*of_evaluations))
 
 
 def test_the_two_episodes_of_a_real_model_are_those_of_its_log():
