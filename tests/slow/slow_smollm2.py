@@ -27,7 +27,8 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(smollm2, "LESSONS_BETWEEN", 2)
     monkeypatch.setattr(warm_start, "TURNS_OF_A_LESSON", 4)
-    monkeypatch.setattr(warm_start.cold_start, "planner", warm_start.cold_start.planner)
+    for player in ("planner", "guess"):
+        monkeypatch.setattr(warm_start.cold_start, player, getattr(warm_start.cold_start, player))
     monkeypatch.setattr(rm, "evaluate", rm.evaluate)
     monkeypatch.setattr(rm, "take_turn", rm.take_turn)
     seconds = iter(range(10 ** 6))
