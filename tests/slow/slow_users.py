@@ -287,7 +287,8 @@ def test_a_terminal_without_a_root_sign_shows_a_question_mark(tmp_path):
     """Here every state ends with three of them. And this terminal has no input."""
     file = tmp_path / "rooted.py"
     file.write_text("import envs\nclass Rooted(envs.FrozenLake):\n"
-                    "    def render(self):\n        return super().render() + ' \\u221a\\u221a\\u221a'\n")
+                    "    def render(self):\n"
+                    "        return super().render() + ' \\u221a\\u221a\\u221a'\n")
     done = process(f"ragen_mini.py --env {file}:Rooted --device cpu --play 0")
     assert (done.returncode, done.stderr) == (0, "") and " ???" in done.stdout
     done = process("extras/play.py sokoban", stdin=subprocess.DEVNULL)
