@@ -440,8 +440,11 @@ def keep_what_has_read(settings):
         if not kept.exists():
             with open(told, "w") as file, contextlib.redirect_stdout(file):
                 teach_reading(models, cfg, lr, steps)
-            models.policy.save_pretrained(kept)
-            models.tok.save_pretrained(kept, save_jinja_files=False)
+            # An interruption in between leaves no half of a model under the name that is looked for.
+            new = kept.with_name(f"{kept.name}.new")
+            models.policy.save_pretrained(new)
+            models.tok.save_pretrained(new, save_jinja_files=False)
+            new.rename(kept)
         else:
             same = rm.load_models(replace(cfg, model=str(kept), eval_only=True))
             models.policy.load_state_dict(same.policy.state_dict())

@@ -230,7 +230,6 @@ def test_success_by_first_turn():
     assert smollm2.success_by_first_turn(trajs[:3])["success_not_fits_the_map"] is None
 
 
-
 class Says:
     """A tokenizer that decodes whatever the model writes as the text that a test wants."""
     def __init__(self, tok, text):
@@ -266,6 +265,7 @@ def test_steps_of_reading_are_made_once(study, monkeypatch):
         told = smollm2.start_warm(str(runs.TINY), smollm2.RUNS / task, settings, lessons)
         assert told[0] == f"map {steps}: read"
     assert taught == [7, 5, 0]
+    assert not [*smollm2.RUNS.glob("*.new")]
     assert all(torch.equal(weight, seen[0]) for weight in seen)
     plain = transformers.AutoModelForCausalLM.from_pretrained(runs.TINY)
     assert torch.equal(seen[0], 2 * plain.get_output_embeddings().weight)
