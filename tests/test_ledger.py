@@ -861,14 +861,27 @@ def test_what_is_said_of_the_critic_is_what_was_measured():
 
 
 # ----------------------------------------------------------------------------------------- SmolLM2
-def test_what_a_real_model_learned_is_what_its_logs_say():
+@pytest.fixture(scope="module")
+def page():
+    return (FIGURES / "smollm2" / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def readme():
+    return (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def looks():
+    return smollm2.load_looks()
+
+
+def test_what_a_real_model_learned_is_what_its_logs_say(page):
     reports = smollm2.load()
-    page = (FIGURES / "smollm2" / "README.md").read_text()
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
              "map": (1,), "sokoban": (1,), "read_lake": (1, 2), "read_sokoban": (1,),
-             "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,), "taught_sokoban": (1,),
-             "slow_sokoban": (1,),
-             "lessons_read_lake": (1, 2)}
+             "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,), "taught_lake": (1,),
+             "taught_sokoban": (1,), "slow_sokoban": (1,), "lessons_read_lake": (1, 2)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
@@ -900,7 +913,8 @@ def test_what_a_real_model_learned_is_what_its_logs_say():
     shares = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
     assert np.mean(np.isin(shares, (0, 0.25, 0.5, 0.75, 1))) > 0.6, "groups choose alike"
     assert max(success["lake-seed1"] + success["lake-seed2"]) < 0.2
-    for task in seeds.keys() - {"bandit", "lake"}:
+    says(page, f"| {success['taught_lake-seed1'][0]:.2f} before GRPO |")
+    for task in seeds.keys() - {"bandit", "lake", "taught_lake"}:
         pairs = []
         for seed in seeds[task]:
             first, *_, last = success[f"{task}-seed{seed}"]
@@ -933,9 +947,8 @@ def evaluated(task, column, form="{:.0%}"):  # of seed 1
     return [form.format(row[column]) for row in rows if "eval" in row]
 
 
-def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
+def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say(page):
     reports = smollm2.load()
-    page = (FIGURES / "smollm2" / "README.md").read_text()
     true = {task: evaluated(task, "true_claims")
             for task in ("map", "sokoban", "read_lake", "read_sokoban")}
     whole = {task: evaluated(task, "whole_readings") for task in ("read_lake", "read_sokoban")}
@@ -950,7 +963,7 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
     says(page, f"won {before} before and {after} after 10 iterations",
          f"from {true['sokoban'][0]} to {true['sokoban'][1]}")
     rows = reports["read_sokoban-seed1"]["rows"]
-    says(page, f"success was {[*success_of(reports['read_sokoban-seed1'])][1]:.2f} in 128 levels")
+    says(page, f"success was {logged('read_sokoban-seed1')[1]:.2f} in 128 levels")
     says(page, f"{true['read_sokoban'][1]} of the claims",
          f"(before RL {true['read_sokoban'][0]})",
          "{1} of the first moves fitted ({0})".format(*evaluated("read_sokoban", "fitting")))
@@ -959,80 +972,100 @@ def test_what_a_real_model_thought_of_its_maps_is_what_its_logs_say():
     assert rows[14]["entropy"] > 2 * rows[1]["entropy"]
 
 
-def test_what_all_held_out_levels_say_of_a_real_model():
-    page = (FIGURES / "smollm2" / "README.md").read_text()
-    looks = smollm2.load_looks()
+# The same task with two seeds, before and after RL.
+PAIRS = (("warm-read_lake-seed1", "read_lake-seed1"), ("warm-read_lake-seed2", "read_lake-seed2"))
+
+
+def won(name):  # in all held-out levels
+    success, = smollm2.load_looks()[name]["eval"].values()
+    return success
+
+
+def share(name, column):
+    return f"{smollm2.load_looks()[name][column]:.0%}"
+
+
+def logged(name):  # -> success in 128 levels, in each evaluation
+    return [*success_of(smollm2.load()[name])]
+
+
+def test_what_rl_did_on_the_lake_is_what_all_held_out_levels_say(page, readme, looks):
     assert smollm2.table_of_looks(looks) in page
-    reports = smollm2.load()
-    looks = {name.removesuffix("-seed1"): look for name, look in looks.items()}
-    won = {name: look["eval"]["frozenlake"] for name, look in looks.items() if "lake" in name}
-
-    def share(name, column):
-        return f"{looks[name][column]:.0%}"
-
-    pairs = ("warm-read_lake", "read_lake"), ("warm-read_lake-seed2", "read_lake-seed2")
-    fit, whole, on_map = [[[share(name, column) for name in pair] for pair in pairs]
+    fit, whole, on_map = [[[share(name, column) for name in pair] for pair in PAIRS]
                           for column in ("fitting", "whole_readings", "fitting_the_map")]
-    rises = [f"from {won[before]:.2f} to {won[after]:.2f}" for before, after in pairs]
-    assert {looks[after]["iteration"] for _, after in pairs} == {20}
+    rises = [f"from {won(before):.2f} to {won(after):.2f}" for before, after in PAIRS]
+    assert {looks[after]["iteration"] for _, after in PAIRS} == {20}
     says(page, f"{fit[0][0]} of the first moves in a turn fitted",
          f"after 20 iterations {fit[0][1]}")
     says(page, f"Success rose {rises[0]}")
     says(page, f"these were {fit[1][0]} and {fit[1][1]}, and success rose {rises[1]}")
     says(page, "In neither seed do the intervals of before and after overlap")
-    for before, after in pairs:
-        assert plots.interval(won[before], 256)[1] < plots.interval(won[after], 256)[0]
-    logged = [[*success_of(reports[f"read_lake-seed{seed}"])] for seed in (1, 2)]
+    for before, after in PAIRS:
+        assert plots.interval(won(before), 256)[1] < plots.interval(won(after), 256)[0]
+    logs = [logged(after) for _, after in PAIRS]
     says(page, "In 128 levels success rose " + ", and ".join(
-        f"from {first:.2f} to {last:.2f}" for first, _, last in logged))
-    after_10 = [f"{row['fitting']:.0%}" for row in reports["read_lake-seed2"]["rows"]
+        f"from {first:.2f} to {last:.2f}" for first, _, last in logs))
+    after_10 = [f"{row['fitting']:.0%}" for row in smollm2.load()["read_lake-seed2"]["rows"]
                 if "eval" in row][1]
     says(page, f"after 10 iterations {after_10} of its first moves",
-         f"success was {logged[1][1]:.2f} in 128 levels",
-         f"{evaluated('read_lake', 'fitting')[1]} and {logged[0][1]:.2f}")
+         f"success was {logs[1][1]:.2f} in 128 levels",
+         f"{evaluated('read_lake', 'fitting')[1]} and {logs[0][1]:.2f}")
     says(page, f"fell from {whole[0][0]} to {whole[0][1]}",
          f"from {whole[1][0]} to {whole[1][1]}")
     says(page, f"{on_map[0][1]} and {on_map[1][1]} of the first moves fit the map")
-    *_, last = success_of(smollm2.load()["lessons_read_lake-seed1"])
-    says(page, f"at the end {last:.2f}, but {won['lessons_read_lake']:.2f} in 256")
-    says(page, f"RL ended with {won['read_lake']:.2f} in both")
-    control = looks["lessons_read_lake"]
-    says(page, f"leave {control['whole_readings']:.0%} of the thoughts")
-    assert control["true_claims_of_later_turns"] < control["true_claims_of_first_turns"] - 0.1
-    says(page, f"After {looks['rewarded_lake']['iteration']} iterations "
-               f"{share('rewarded_lake', 'whole_readings')} of the thoughts",
-         f"{share('rewarded_lake', 'fitting')} of the first moves",
-         f"success was {won['rewarded_lake']:.2f}")
-    after_20 = []
-    for task in ("rewarded_lake", "read_lake"):
-        _, _, success = success_of(smollm2.load()[f"{task}-seed1"])
-        after_20.append("{}, {} and {:.2f}".format(
-            evaluated(task, "whole_readings")[2], evaluated(task, "fitting")[2], success))
-    says(page, f"these were {after_20[0]} (without the reward {after_20[1]})")
     says(page, f"began with {evaluated('map', 'fitting')[0]} of fitting moves")
-    says(page, f"in {looks['rewarded_lake']['turns_of_eval']:.1f} turns an episode in place of "
-               f"{looks['read_lake']['turns_of_eval']:.1f}")
-    readme = (FIGURES.parent / "README.md").read_text()
-    rises = [[plots.with_interval(won[name], 256) for name in pair] for pair in pairs]
+    rises = [[plots.with_interval(won(name), 256) for name in pair] for pair in PAIRS]
     says(readme, *(f"from {before} to {after}" for before, after in rises))
     says(readme, "{} and {} of its claims".format(
-        *(share(before, "true_claims") for before, _ in pairs)))
-    *_, second = success_of(reports["lessons_read_lake-seed2"])
-    says(readme, f"as much: {won['lessons_read_lake']:.2f}, and {second:.2f} (",
-         f"RL won {logged[1][2]:.2f}")
-    says(page, f"ended with {second:.2f} in 128 levels, and RL with {logged[1][2]:.2f}")
-    last = reports["lessons_read_lake-seed2"]["rows"][-1]
-    says(page, f"in the second seed {last['whole_readings']:.0%}")
+        *(share(before, "true_claims") for before, _ in PAIRS)))
+
+
+def test_how_much_rl_regains_is_what_all_held_out_levels_say(page, readme):
+    taught = plots.with_interval(won("warm-taught_lake-seed1"), 256)
+    gained = won("read_lake-seed1") - won("warm-taught_lake-seed1")
+    says(page, f"It won {taught}")
+    says(page, f"the {gained:.2f} beyond that may be chance")
+    says(readme, f"won {taught}")
+    column = "true_claims_of_later_turns"
+    says(page, f"{share('warm-taught_lake-seed1', column)} of its claims")
+    says(page, f"it is {share('warm-read_lake-seed1', column)} before RL, and "
+               f"{share('read_lake-seed1', column)} after")
+
+
+def test_what_lessons_in_place_of_rl_did_is_what_all_held_out_levels_say(page, readme, looks):
+    control = "lessons_read_lake-seed1"
+    first, second = logged(control)[-1], logged("lessons_read_lake-seed2")[-1]
+    by_rl = logged("read_lake-seed2")[-1]
+    says(page, f"at the end {first:.2f}, but {won(control):.2f} in 256")
+    says(page, f"RL ended with {won('read_lake-seed1'):.2f} in both")
+    says(page, f"ended with {second:.2f} in 128 levels, and RL with {by_rl:.2f}")
+    says(readme, f"as much: {won(control):.2f}, and {second:.2f} (", f"RL won {by_rl:.2f}")
+    last = smollm2.load()["lessons_read_lake-seed2"]["rows"][-1]
+    says(page, f"leave {share(control, 'whole_readings')} of the thoughts",
+         f"in the second seed {last['whole_readings']:.0%}")
+    look = looks[control]
+    assert look["true_claims_of_later_turns"] < look["true_claims_of_first_turns"] - 0.1
+
+
+def test_what_a_reward_for_reading_did_is_what_all_held_out_levels_say(page, readme, looks):
+    rewarded = "rewarded_lake-seed1"
+    says(page, f"After {looks[rewarded]['iteration']} iterations "
+               f"{share(rewarded, 'whole_readings')} of the thoughts",
+         f"{share(rewarded, 'fitting')} of the first moves", f"success was {won(rewarded):.2f}")
     tasks = "rewarded_lake", "read_lake"
-    rewarded, plain = [[*success_of(smollm2.load()[f"{task}-seed1"])][2] for task in tasks]
-    says(readme, "kept", *(evaluated(task, "whole_readings")[2] for task in tasks),
-         f"was {rewarded:.2f} with it and {plain:.2f} without")
+    success = [logged(f"{task}-seed1")[2] for task in tasks]
+    whole, fit = [[evaluated(task, column)[2] for task in tasks]
+                  for column in ("whole_readings", "fitting")]
+    with_it, without = [f"{whole[i]}, {fit[i]} and {success[i]:.2f}" for i in (0, 1)]
+    says(page, f"these were {with_it} (without the reward {without})")
+    turns = [looks[f"{task}-seed1"]["turns_of_eval"] for task in tasks]
+    says(page, f"in {turns[0]:.1f} turns an episode in place of {turns[1]:.1f}")
+    says(readme, "kept", *whole, f"was {success[0]:.2f} with it and {success[1]:.2f} without")
 
 
-def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():
+def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say(page):
     reports = smollm2.load()
-    page = (FIGURES / "smollm2" / "README.md").read_text()
-    _, *between, _ = [f"{won:.2f}" for won in success_of(reports["lessons_read_lake-seed1"])]
+    _, *between, _ = [f"{success:.2f}" for success in logged("lessons_read_lake-seed1")]
     says(page, f"Success was {', '.join(between)} in 128 levels")
     whole, fit = (functools.partial(evaluated, column=column)
                   for column in ("whole_readings", "fitting"))
@@ -1049,9 +1082,8 @@ def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say():
     says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
 
 
-def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say():
-    reports, looks = smollm2.load(), smollm2.load_looks()
-    page = (FIGURES / "smollm2" / "README.md").read_text()
+def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say(page, looks):
+    reports = smollm2.load()
 
     def by_first_move(name):  # -> success if it fits, and if not, and numbers of episodes
         look = looks[f"warm-{name}-seed1"]
@@ -1077,8 +1109,7 @@ def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say():
     says(page, "{} before, {} after 10 iterations, and {} in".format(*of_evaluations))
 
 
-def test_the_two_episodes_of_a_real_model_are_those_of_its_log():
-    page = (FIGURES / "smollm2" / "README.md").read_text()
+def test_the_two_episodes_of_a_real_model_are_those_of_its_log(page):
     episodes = smollm2.load()["read_lake-seed1"]["episodes"]
     said = [re.findall("<think> (.*)</think><answer>(.*)</answer>", episode["text"])
             for episode in episodes]

@@ -6,7 +6,7 @@ GRPO.
     python figures/research/smollm2.py look --seed 1       all held-out levels, after runs on maps
     python figures/research/smollm2.py draw                figures/smollm2/fig-smollm2.png, tables
 
-There are fourteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is that
+There are fifteen tasks. `lake` has the settings of `bandit`, and is not learned. `told` is that
 lake in words (extras/told_lake.py), after forty lessons of the planner. `alone` is that without
 lessons, and with twice the episodes. The settings were tried with other seeds: bandit with 100,
 told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
@@ -20,10 +20,12 @@ only. In the first ten iterations of `taught_sokoban` the learning rate rises fr
 control, such as lessons_read_lake: in place of RL there are lessons of the planner, for as many
 hours.
 
-The other three are `read_lake`, with something that may keep the thoughts true. In `paid_lake` a
-turn that misreads the map costs 0.3. In `rewarded_lake` an episode earns up to 0.3, in proportion
-to its turns that read the map well. In `kl_lake` a KL penalty keeps the policy near the
-warm-started model. (None of these numbers was searched for.)
+In the other four there is something that may keep the thoughts true. They are `read_lake` and
+`taught_sokoban` otherwise. In `paid_lake` a turn that misreads the map costs 0.3. In
+`rewarded_lake` an episode earns up to 0.3, in proportion to its turns that read the map well. In
+`rewarded_sokoban` it earns up to 3, because success pays about ten times as much as on the lake. In
+`kl_lake` a KL penalty keeps the policy near the warm-started model. (None of these numbers was
+searched for.)
 
 After every iteration the whole report is written to figures/smollm2/TASK-seedN.json: the warm
 start, the settings, the rows of the log, and peak memory. Each evaluation adds episodes, and the
@@ -103,7 +105,8 @@ TASKS = {
     "kl_lake": Task(READ | LAKE | dict(kl_coef=0.1), begins_as="read_lake"),
     "taught_lake": Task(READ | LAKE, MORE_READING),
     "taught_sokoban": Task(READ | SOKOBAN, MORE_READING, small_steps=True, has_control=True),
-    "slow_sokoban": Task(READ | SOKOBAN | dict(lr=5e-6), begins_as="taught_sokoban")}
+    "slow_sokoban": Task(READ | SOKOBAN | dict(lr=5e-6), begins_as="taught_sokoban"),
+    "rewarded_sokoban": Task(READ | SOKOBAN, begins_as="taught_sokoban", small_steps=True)}
 MAPS = [name for name, task in TASKS.items() if task.begins_as or "--reading" in task.lessons]
 CONTROLS = {f"lessons_{name}": name for name, task in TASKS.items() if task.has_control}
 
@@ -121,11 +124,12 @@ DRAWN = {
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
                 "lessons_read_sokoban": ("C1", LESSONS_INSTEAD),
                 "taught_sokoban": ("C2", "RL after lessons of the planner alone"),
-                "slow_sokoban": ("C4", "the same, in small steps throughout")}}
+                "slow_sokoban": ("C4", "the same, at a quarter of the rate"),
+                "rewarded_sokoban": ("C3", "the same, and true readings earn up to 3")}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
              "warm-taught_lake", "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban",
-             "taught_sokoban", "slow_sokoban")
+             "taught_sokoban", "slow_sokoban", "rewarded_sokoban")
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
@@ -234,18 +238,20 @@ def cost_of_misreading(traj):
     return 0.0 if traj.turns[-1]["read"] else -0.3
 
 
-def reward_for_reading(traj):
-    """Together the turns of an episode earn 0.3 times the share of those that read the map well.
+def reward_for_reading(traj, most):
+    """Together the turns of an episode earn `most` times the share of those that read the map well.
     So there is nothing to gain by more turns or fewer. Who reads must also answer: an invalid
     answer leaves the map as it is, and to copy the same list would be easy.
     """
-    earned = [0.3 * (turn["read"] and turn["valid"]) for turn in traj.turns]
+    earned = [most * (turn["read"] and turn["valid"]) for turn in traj.turns]
     before = fmean(earned[:-1]) if earned[1:] else 0.0
     return fmean(earned) - before
 
 
 # What is paid for the thought of a turn.
-PAY = {"paid_lake": cost_of_misreading, "rewarded_lake": reward_for_reading}
+PAY = {"paid_lake": cost_of_misreading,
+       "rewarded_lake": functools.partial(reward_for_reading, most=0.3),
+       "rewarded_sokoban": functools.partial(reward_for_reading, most=3.0)}
 
 
 def share_of_whole_readings(trajs):

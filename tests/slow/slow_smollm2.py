@@ -161,7 +161,8 @@ def test_the_reward_for_reading_is_a_share(turns, pays):
     traj = SimpleNamespace(turns=[])
     for (read, valid), pay in zip(turns, pays):
         traj.turns.append({"read": read, "valid": valid})
-        assert smollm2.reward_for_reading(traj) == pytest.approx(pay)
+        assert smollm2.reward_for_reading(traj, 0.3) == pytest.approx(pay)
+        assert smollm2.reward_for_reading(traj, 3) == pytest.approx(10 * pay)
     share = sum(read and valid for read, valid in turns) / len(turns)
     assert sum(pays) == pytest.approx(0.3 * share)
 
