@@ -881,7 +881,8 @@ def test_what_a_real_model_learned_is_what_its_logs_say(page):
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
              "map": (1,), "sokoban": (1,), "read_lake": (1, 2), "read_sokoban": (1,),
              "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,), "taught_lake": (1,),
-             "taught_sokoban": (1,), "slow_sokoban": (1,), "lessons_read_lake": (1, 2)}
+             "taught_sokoban": (1,), "slow_sokoban": (1,), "rewarded_sokoban": (1,),
+             "lessons_read_lake": (1, 2)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
@@ -1096,17 +1097,18 @@ def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say(page, lo
 
     rows = reports["taught_sokoban-seed1"]["rows"]
     whole = [f"{row['whole_readings_of_rollout']:.0%}" for row in rows[1:]]
-    says(page, f"iteration 1, {whole[0]} of the thoughts", f"in iteration 8 {whole[7]}",
-         f"in iteration 12 only {whole[11]}")
-    before, after = success_of(reports["taught_sokoban-seed1"])
-    assert before == after
-    says(page, f"Success in 128 levels was {after:.2f} after 10 iterations")
-    slow = reports["slow_sokoban-seed1"]["rows"]
-    _, after = success_of({"rows": slow})
-    began, *_, then, last = [f"{row['whole_readings_of_rollout']:.0%}" for row in slow[1:11]]
-    says(page, f"at 5e-6, it was {after:.2f}", f"{began} of them", f"{then} and {last} in the last")
-    of_evaluations = [f"{row['whole_readings']:.0%}" for row in (slow[0], slow[10], rows[10])]
-    says(page, "{} before, {} after 10 iterations, and {} in".format(*of_evaluations))
+    says(page, f"{whole[0]} had no error in iteration 1, {whole[7]} in iteration 8, and only "
+               f"{whole[11]} in iteration 12")
+    slow, paid, plain = [reports[f"{task}_sokoban-seed1"]["rows"]
+                         for task in ("slow", "rewarded", "taught")]
+    before, *after = [f"{row['whole_readings']:.0%}"
+                      for row in (slow[0], slow[10], paid[10], plain[10])]
+    says(page, f"In the evaluations {before} of the thoughts had no error before GRPO")
+    says(page, "these were {} and {} (in *taught_sokoban* {})".format(*after))
+    success = [f"{won:.2f}" for row in (slow[10], paid[10], plain[10], slow[20])
+               for won in row["eval"].values()]
+    says(page, "success was {} and {} (in *taught_sokoban* {}), and after 20 iterations of "
+               "*slow_sokoban* {}".format(*success))
 
 
 def test_the_two_episodes_of_a_real_model_are_those_of_its_log(page):

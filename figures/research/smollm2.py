@@ -125,7 +125,7 @@ DRAWN = {
                 "lessons_read_sokoban": ("C1", LESSONS_INSTEAD),
                 "taught_sokoban": ("C2", "RL after lessons of the planner alone"),
                 "slow_sokoban": ("C4", "the same, at a quarter of the rate"),
-                "rewarded_sokoban": ("C3", "the same, and true readings earn up to 3")}}
+                "rewarded_sokoban": ("C5", "the same, and true readings earn up to 3")}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
              "warm-taught_lake", "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban",
