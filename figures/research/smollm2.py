@@ -13,12 +13,11 @@ told with 100 to 102 (and without lessons with 1 and 2), alone with 101.
 
 `map` (the lake) and `sokoban` begin with lessons in reading maps, which end while lists are often
 wrong. `read_lake` and `read_sokoban` have twice as many, and random moves in most lessons of the
-dialog, so that RL has something to find in a model that reads well. `taught_lake` (which is only
-warm-started, with --iterations 0) and `taught_sokoban` read as long, and have the planner's lessons
-only. In the first ten iterations of `taught_sokoban` the learning rate rises from 2e-6 to 2e-5.
-`slow_sokoban` begins with the same model, and its learning rate stays at 5e-6. Some tasks have a
-control, such as lessons_read_lake: in place of RL there are lessons of the planner, for as many
-hours.
+dialog, so that RL has something to find in a model that reads well. `taught_lake` and
+`taught_sokoban` read as long, and have the planner's lessons only. In the first ten iterations of
+`taught_sokoban` the learning rate rises from 2e-6 to 2e-5. `slow_sokoban` begins with the same
+model, and its learning rate stays at 5e-6. Some tasks have a control, such as lessons_read_lake: in
+place of RL there are lessons of the planner, for as many hours.
 
 In the other four there is something that may keep the thoughts true. They are `read_lake` and
 `taught_sokoban` otherwise. In `paid_lake` a turn that misreads the map costs 0.3. In
@@ -120,16 +119,19 @@ DRAWN = {
              "lessons_read_lake": ("C1", LESSONS_INSTEAD),
              "paid_lake": ("C4", "RL, and misreading costs 0.3"),
              "rewarded_lake": ("C2", "RL, and true readings earn up to 0.3"),
-             "kl_lake": ("C5", "RL with a KL penalty")},
+             "kl_lake": ("C5", "RL with a KL penalty"),
+             "taught_lake": ("k", "RL after lessons of the planner alone")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
                 "lessons_read_sokoban": ("C1", LESSONS_INSTEAD),
                 "taught_sokoban": ("C2", "RL after lessons of the planner alone"),
                 "slow_sokoban": ("C4", "the same, at a quarter of the rate"),
                 "rewarded_sokoban": ("C5", "the same, and true readings earn up to 3")}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
-LOOKED_AT = ("warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
-             "warm-taught_lake", "warm-read_sokoban", "read_sokoban", "warm-taught_sokoban",
-             "taught_sokoban", "slow_sokoban", "rewarded_sokoban")
+LOOKED_AT = (
+    "warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
+    "warm-taught_lake", "taught_lake",
+    "warm-read_sokoban", "read_sokoban",
+    "warm-taught_sokoban", "taught_sokoban", "slow_sokoban", "rewarded_sokoban")
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
@@ -576,7 +578,9 @@ def draw_maps(axes, reports, game):
         if of_task:
             axes[-1].plot([], [], color=color, marker="o", label=f"{task}:\n{label}")
     plots.draw_yardsticks(axes[0], drawn, env)
-    for ax, title in zip(axes, (f"{game}, as a map: success", *SHARES.values())):
+    low, high = plots.interval(0.5, SHARED["eval_prompts"])
+    success = f"{game}, as a map:\nsuccess, ± {(high - low) / 2:.2f}"
+    for ax, title in zip(axes, (success, *SHARES.values())):
         plots.finish_panel(ax, title, "hours")
     axes[-1].axis("off")
     dashed = any(seed > 1 for _, seed in drawn)
@@ -586,9 +590,6 @@ def draw_maps(axes, reports, game):
 def draw_run(axes, run, column, color, style):
     rows = [row for row in run.rows if column in row]
     hours = [row["seconds"] / 3600 for row in rows]
-    success = np.array([row[column] for row in rows])
-    low, high = plots.interval(success, run.config["eval_prompts"])
-    axes[0].fill_between(hours, low, high, color=color, alpha=0.15, lw=0)
     for ax, of_row in zip(axes, (column, *SHARES)):
         ax.plot(hours, [row[of_row] for row in rows], style, color=color, marker="o")
 
