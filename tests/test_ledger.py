@@ -881,7 +881,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say(page):
     seeds = {"bandit": range(1, 6), "lake": (1, 2), "told": (1, 2), "alone": (3, 4, 6),
              "map": (1,), "sokoban": (1,), "read_lake": (1, 2), "read_sokoban": (1,),
              "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,), "taught_lake": (1,),
-             "taught_sokoban": (1,), "slow_sokoban": (1,), "rewarded_sokoban": (1,),
+             "taught_sokoban": (1,), "slow_sokoban": (1, 2), "rewarded_sokoban": (1,),
              "lessons_read_lake": (1, 2)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
@@ -914,14 +914,13 @@ def test_what_a_real_model_learned_is_what_its_logs_say(page):
     shares = [row["success"] for row in reports["bandit-seed2"]["rows"][1:]]
     assert np.mean(np.isin(shares, (0, 0.25, 0.5, 0.75, 1))) > 0.6, "groups choose alike"
     assert max(success["lake-seed1"] + success["lake-seed2"]) < 0.2
-    says(page, f"| {success['taught_lake-seed1'][0]:.2f} before GRPO |")
-    for task in seeds.keys() - {"bandit", "lake", "taught_lake"}:
+    for task in seeds.keys() - {"bandit", "lake"}:
         pairs = []
         for seed in seeds[task]:
-            first, *_, last = success[f"{task}-seed{seed}"]
-            pairs.append(f"{first:.2f} to {last:.2f}")
+            first, *later = success[f"{task}-seed{seed}"]
+            pairs.append(f"{first:.2f} to {later[-1]:.2f}" if later else f"{first:.2f} before GRPO")
             if task == "alone":  # better than any moves that ignore the state
-                assert plots.interval(last, 128)[0] > 0.29 > first
+                assert plots.interval(later[-1], 128)[0] > 0.29 > first
         says(page, *pairs)
     losses = []
     for task in ("map", "sokoban"):
@@ -934,7 +933,8 @@ def test_what_a_real_model_learned_is_what_its_logs_say(page):
         assert (step, loss) == (400, "0.00")
         minutes.append(f"{seconds / 60:.0f}")
     says(page, f"below 0.005 in both games, in {' and '.join(minutes)} minutes")
-    assert reading_of(reports["read_lake-seed2"])[-1][:2] == (400, "0.02")
+    says(page, "With seed 2 it was {} on the lake and {} on Sokoban".format(
+        *(reading_of(reports[f"{task}-seed2"])[-1][1] for task in ("read_lake", "slow_sokoban"))))
 
 
 def reading_of(report):  # -> [(step, loss, seconds), ...]
@@ -1023,18 +1023,22 @@ def test_what_rl_did_on_the_lake_is_what_all_held_out_levels_say(page, readme, l
 
 
 def test_how_much_rl_regains_is_what_the_levels_say(page, readme):
-    taught = plots.with_interval(won("warm-taught_lake-seed1"), 256)
-    in_256 = [f"{won(name):.2f}" for name in PAIRS[0]]
-    in_128 = [f"{logged('read_lake-seed1')[i]:.2f}" for i in (0, 2)]
-    says(page, f"won {taught} in all levels, between {' and '.join(in_256)}",
-         f"and {logged('taught_lake-seed1')[0]:.2f} in the first 128, "
-         f"between {' and '.join(in_128)}")
-    says(page, f"it won {taught[:4]} before any GRPO")
-    says(readme, f"won {taught}")
-    column = "true_claims_of_later_turns"
-    says(page, f"{share('warm-taught_lake-seed1', column)} of its claims")
-    says(page, f"it is {share('warm-read_lake-seed1', column)} before RL, and "
-               f"{share('read_lake-seed1', column)} after")
+    pair = "warm-taught_lake-seed1", "taught_lake-seed1"
+    before, after = [plots.with_interval(won(name), 256) for name in pair]
+    first, _, last = logged("taught_lake-seed1")
+    says(page, f"it won {before}, and after 20 iterations {after}",
+         f"in 128 levels {first:.2f} and {last:.2f}")
+    says(page, f"it won {before[:4]} before any GRPO, and {after[:4]} after")
+    says(readme, f"won {before} before RL, and {after[:4]} after")
+    taught, read = [[share(name, "true_claims_of_later_turns") for name in names]
+                    for names in (pair, PAIRS[0])]
+    says(page, f"{taught[0]} of its claims are true before RL, and {taught[1]} after")
+    says(page, f"these are {read[0]} and {read[1]}")
+    whole, true = [[share(name, column) for name in pair]
+                   for column in ("whole_readings", "true_claims")]
+    says(page, f"from {whole[0]} to {whole[1]}", f"rose from {true[0]} to {true[1]}")
+    ends = [f"{won(name):.2f}" for _, name in (*PAIRS, pair)]
+    assert ends == ["0.58", "0.59", "0.58"], "where a walker ends who ignores holes"
 
 
 def test_what_lessons_in_place_of_rl_did_is_what_all_held_out_levels_say(page, readme, looks):
@@ -1115,6 +1119,9 @@ def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say(page, lo
                for won in row["eval"].values()]
     says(page, "success was {} and {} (in *taught_sokoban* {}), and after 20 iterations of "
                "*slow_sokoban* {}".format(*success))
+    second, *_ = reports["slow_sokoban-seed2"]["rows"]
+    says(page, f"{second['whole_readings']:.0%} of its thoughts have no error",
+         f"wins {second['eval']['sokoban']:.2f} before GRPO")
 
 
 def test_the_two_episodes_of_a_real_model_are_those_of_its_log(page):
