@@ -1109,14 +1109,18 @@ def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say(page, lo
     whole = [f"{row['whole_readings_of_rollout']:.0%}" for row in rows[1:]]
     says(page, f"{whole[0]} had no error in iteration 1, {whole[7]} in iteration 8, and only "
                f"{whole[11]} in iteration 12")
+    began, ended, random = [plots.with_interval(won(f"{name}_sokoban-seed1"), 256)
+                            for name in ("warm-taught", "taught", "warm-read")]
+    says(page, f"won {began} before RL in all levels", f"left {random}")
+    says(page, f"After 10 iterations it was {ended[:4]} again")
+    assert looks["taught_sokoban-seed1"]["iteration"] == 10
     slow, paid, plain = [reports[f"{task}_sokoban-seed1"]["rows"]
                          for task in ("slow", "rewarded", "taught")]
     before, *after = [f"{row['whole_readings']:.0%}"
                       for row in (slow[0], slow[10], paid[10], plain[10])]
     says(page, f"In the evaluations {before} of the thoughts had no error before GRPO")
     says(page, "these were {} and {} (in *taught_sokoban* {})".format(*after))
-    success = [f"{won:.2f}" for row in (slow[10], paid[10], plain[10], slow[20])
-               for won in row["eval"].values()]
+    success = [f"{row['eval']['sokoban']:.2f}" for row in (slow[10], paid[10], plain[10], slow[20])]
     says(page, "success was {} and {} (in *taught_sokoban* {}), and after 20 iterations of "
                "*slow_sokoban* {}".format(*success))
     second, *_ = reports["slow_sokoban-seed2"]["rows"]

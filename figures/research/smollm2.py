@@ -448,7 +448,7 @@ def keep_what_has_read(settings):
         if not kept.exists():
             with open(told, "w") as file, contextlib.redirect_stdout(file):
                 teach_reading(models, cfg, lr, steps)
-            # An interruption in between leaves no half of a model under the name that is looked for.
+            # An interruption leaves no half of a model under the name that is looked for.
             new = kept.with_name(f"{kept.name}.new")
             models.policy.save_pretrained(new)
             models.tok.save_pretrained(new, save_jinja_files=False)
