@@ -365,7 +365,8 @@ def one_lesson(step, share_left, models, cfg):  # -> columns
 # ------------------------------------------------------------------------------ all held-out levels
 def look(seed, options):
     """Plays all held-out levels, twice as many as in the logs, with the models that the runs on
-    maps began and ended with. Those that were looked at before are left out.
+    maps began with and have now. What was looked at before is left out, so a run that has gone on
+    adds a row.
     """
     torch.set_num_threads(1)
     file = DATA / f"look-seed{seed}.json"
@@ -375,8 +376,9 @@ def look(seed, options):
         folder = RUNS / f"{name}-seed{seed}"
         if not folder.exists():
             continue
-        step, model, weights = saved_model(name, folder, seed)
-        if report.get(name, {}).get("iteration") == step:
+        steps, model, weights = saved_model(name, folder, seed)
+        label = f"{name}, {steps}"
+        if label in report:
             continue
         task = name.removeprefix("warm-").removeprefix("lessons_")
         settings = settings_for(task, seed) | {"eval_prompts": len(envs.EVAL_SEEDS)}
@@ -386,22 +388,27 @@ def look(seed, options):
             models.policy.load_state_dict(weights)
         recipes.share_beginning(models.policy)
         with runs.torch_settings(models.policy):
-            columns, _ = rm.evaluate(models, cfg, f"{name}: ")
-        report[name] = {"iteration": step} | beginning("look", seed, options) | columns
-        report = {name: report[name] for name in LOOKED_AT if name in report}
+            columns, _ = rm.evaluate(models, cfg, f"{label}: ")
+        report[label] = beginning("look", seed, options) | columns
+        report = {label: report[label] for label in sorted(report, key=place_in_table)}
         write(report, file)
 
 
-def saved_model(name, folder, seed):  # -> its last iteration or lesson, a folder, weights or None
+def place_in_table(label):  # such as "read_lake, 20 iterations"
+    name, steps = label.split(", ")
+    return LOOKED_AT.index(name), int(steps.split()[0])
+
+
+def saved_model(name, folder, seed):  # -> "20 iterations", a folder, weights or None
     if name.startswith("warm-"):
-        return 0, folder, None
+        return "0 iterations", folder, None
     if name.startswith("lessons_"):
         lessons = json.loads((DATA / f"{folder.name}.json").read_text())["rows"]
         weights, _ = torch.load(folder / "state.pt")
         warm = RUNS / f"warm-{name.removeprefix('lessons_')}-seed{seed}"
-        return lessons[-1]["iteration"], warm, weights
+        return f"{lessons[-1]['iteration']} lessons", warm, weights
     last = runs.load_trainer(folder)["log"].splitlines()[-1]
-    return json.loads(last)["iteration"], folder / "checkpoint", None
+    return f"{json.loads(last)['iteration']} iterations", folder / "checkpoint", None
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -505,24 +512,24 @@ def table(reports):  # -> Markdown
     return ledger.markdown(head, rows)
 
 
-def load_looks():  # -> {"read_lake-seed1": row}
+def load_looks():  # -> {"read_lake-seed1, 20 iterations": row}
     looks = {}
     for file in sorted(DATA.glob("look-seed*.json")):
         seed = file.stem.removeprefix("look-")
-        looks |= {f"{name}-{seed}": row for name, row in json.loads(file.read_text()).items()}
+        for label, row in json.loads(file.read_text()).items():
+            name, steps = label.split(", ")
+            looks[f"{name}-{seed}, {steps}"] = row
     return looks
 
 
 def table_of_looks(looks):  # -> Markdown
     rows = []
-    for name, row in looks.items():
+    for label, row in looks.items():
         success, = row["eval"].values()
-        unit = "lessons" if name.startswith("lessons_") else "iterations"
         shares = ["none" if row.get(column) is None else f"{row[column]:.0%}"
                   for column in LOOKED_FOR]
-        rows.append([f"{name}, {row['iteration']} {unit}",
-                     plots.with_interval(success, len(envs.EVAL_SEEDS)),
-                     *shares, f"{row['turns_of_eval']:.1f}"])
+        rows.append([label, plots.with_interval(success, len(envs.EVAL_SEEDS)), *shares,
+                     f"{row['turns_of_eval']:.1f}"])
     return ledger.markdown(["", "success", *LOOKED_FOR.values(), "turns"], rows)
 
 

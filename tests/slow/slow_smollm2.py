@@ -169,6 +169,7 @@ def test_the_reward_for_reading_is_a_share(turns, pays):
 
 def test_a_look_at_the_models_before_and_after(study, monkeypatch):
     """It takes the weights that were saved last, and only those that it has not looked at before.
+    What it saw before a run went on is kept.
     """
     small = dict(env="frozenlake", prompts=2, rollouts=2, max_new_tokens=20, max_turns=1,
                  eval_prompts=4, save_every=1, iterations=2, lr=0.01)
@@ -192,8 +193,8 @@ def test_a_look_at_the_models_before_and_after(study, monkeypatch):
         return json.loads((smollm2.DATA / "look-seed1.json").read_text())
     looks = look()
     last = len(json.loads(study.read_text())["rows"]) - 1
-    assert {name: row["iteration"] for name, row in looks.items()} == {
-        "warm-read_lake": 0, "read_lake": 2, "lessons_read_lake": last}
+    assert [*looks] == ["warm-read_lake, 0 iterations", "read_lake, 2 iterations",
+                        f"lessons_read_lake, {last} lessons"]
     checkpoint = smollm2.RUNS / "read_lake-seed1" / "checkpoint"
     saved, _ = smollm2.torch.load(smollm2.RUNS / "lessons_read_lake-seed1" / "state.pt")
     for looked_at, folder in zip(weights, (runs.TINY, checkpoint)):
@@ -203,6 +204,12 @@ def test_a_look_at_the_models_before_and_after(study, monkeypatch):
     assert not weights[1].equal(weights[0]) and not weights[2].equal(weights[0])
     assert look() == looks and len(weights) == 3
     assert smollm2.table_of_looks(smollm2.load_looks()).count("\n") == 4
+
+    rm.evaluate, rm.take_turn = EVALUATE, TAKE_TURN
+    smollm2.run("read_lake", 1, "nowhere", iterations=3)
+    later = look()
+    assert [*later][1:3] == ["read_lake, 2 iterations", "read_lake, 3 iterations"]
+    assert later.pop("read_lake, 3 iterations") and later == looks
 
 
 @pytest.mark.parametrize("move, fits", [
