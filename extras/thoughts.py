@@ -115,9 +115,13 @@ def watch(row, trajs, models, cfg):  # a callback of rm.train
 
 def fits(turn):
     """Is the first action one that the claims name? "1 down and 1 right" names Down and Right."""
-    answer = turn["answer"].partition("<answer>")[2]
-    first = re.split(r"\|\||<", answer)[0].strip().lower()
+    first = first_action(turn)
     return first != "" and any(first in said for said, _ in turn["claims"])
+
+
+def first_action(turn):  # in small letters
+    answer = turn["answer"].partition("<answer>")[2]
+    return re.split(r"\|\||<", answer)[0].strip().lower()
 
 
 plots.QUESTIONS["Are its thoughts true?"] = ("claims", "true_claims")

@@ -224,16 +224,32 @@ def take_turn(traj, tok, cfg, ends, pay=None):
     """
     truth = warm_start.reading(traj.env)  # before the actions of the answer change it
     facts, _ = thoughts.facts_of(traj.env)
+    fork = fork_of(traj.env)
     last = len(traj.ids) - 1
     thoughts.take_turn(traj, tok, cfg, ends)
     turn = traj.turns[-1]
     turn["read"] = rm.thought_of(turn) == truth
     true_claims = [(fact, True) for fact in facts.values()]
     turn["fits_the_map"] = thoughts.fits(turn | {"claims": true_claims})
+    turn["into_a_hole"] = fork.get(thoughts.first_action(turn))
     if pay:
         paid = pay(traj)
         turn["reward"] += paid
         traj.reward[last] += paid
+
+
+def fork_of(env):  # -> {"down": True, "right": False}: is there a hole?
+    """Of a lake, where two moves lead towards the goal, and exactly one of them into a hole. Who
+    ignores holes takes that one half of the time. Elsewhere: {}.
+    """
+    if not isinstance(env, envs.FrozenLake):
+        return {}
+    facts, _ = thoughts.facts_of(env)
+    ways = {}
+    for action in env.actions:
+        if action.lower() in facts["goal"]:
+            ways[action.lower()] = envs.shift(env.state, action) in env.level["holes"]
+    return ways if sorted(ways.values()) == [False, True] else {}
 
 
 def cost_of_misreading(traj):
@@ -278,6 +294,9 @@ def watch_claims(pay=None):
         columns["turns_of_eval"] = len(turns) / len(trajs)
         columns["valid_of_eval"] = fmean(turn["valid"] for turn in turns)
         columns |= success_by_first_turn(trajs)
+        at_forks = [turn["into_a_hole"] for turn in turns if turn["into_a_hole"] is not None]
+        columns["first_moves_at_forks"] = len(at_forks)
+        columns["into_a_hole_at_forks"] = fmean(at_forks) if at_forks else None
         return columns, trajs
     rm.evaluate = evaluate_and_watch
 

@@ -225,6 +225,24 @@ def test_a_first_move_fits_the_map_whatever_is_claimed(study, tok, cfg, move, fi
     assert not traj.turns[-1]["read"]
 
 
+@pytest.mark.parametrize("start, goal, holes, move, into_a_hole", [
+    ((0, 0), (2, 1), {(1, 0)}, "Down", True), ((0, 0), (2, 1), {(1, 0)}, "right || Down", False),
+    ((0, 0), (2, 1), {(1, 0)}, "Up", None), ((0, 0), (2, 1), {(1, 0)}, "", None),
+    ((0, 0), (2, 1), set(), "Down", None), ((0, 0), (2, 1), {(1, 0), (0, 1)}, "Down", None),
+    ((0, 0), (2, 0), {(1, 0)}, "Down", None), ((3, 3), (1, 2), {(3, 2)}, "Left", True),
+    ((3, 3), (1, 2), {(3, 2)}, "Up", False)])
+def test_a_first_move_at_a_fork(study, tok, cfg, start, goal, holes, move, into_a_hole):
+    """A fork has a hole on one of the two ways to the goal. Other moves there do not count."""
+    smollm2.watch_claims()
+    traj = rm.begin(300, 0, 0, tok, rm.replace(cfg, env="frozenlake", success_rate=1.0))
+    traj.env.state = start
+    traj.env.level = {"goal": goal, "holes": tuple(holes)}
+    says = Says(tok, f".</think><answer>{move}</answer>")
+    traj.append([0], sampled=True)
+    rm.take_turn(traj, says, cfg, rm.end_tokens(SimpleNamespace(policy=None, tok=tok), cfg))
+    assert traj.turns[-1]["into_a_hole"] == into_a_hole
+
+
 def test_success_by_first_turn():
     """Counted by hand. Later turns do not count."""
     episodes = [(True, [True, False]), (False, [True]), (True, [True]), (False, [False, True])]
