@@ -1139,6 +1139,11 @@ def test_the_two_episodes_of_a_real_model_are_those_of_its_log(page):
                 part = part[part.index(f"{thought} -> {answer}\n"):]
 
 
+def test_the_prompt_and_its_answer_are_those_of_the_log(page):
+    answer = smollm2.load()["read_lake-seed1"]["plain generate"][0]
+    assert "".join(f"    {line}".rstrip() + "\n" for line in answer.splitlines()) in page
+
+
 def success_of(report):
     for row in report["rows"]:
         if "eval" in row:
