@@ -122,8 +122,8 @@ DRAWN = {
              "kl_lake": ("C5", "RL with a KL penalty"),
              "taught_lake": ("k", "RL after lessons of the planner alone")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
-                "lessons_read_sokoban": ("C1", LESSONS_INSTEAD),
                 "taught_sokoban": ("C2", "RL after lessons of the planner alone"),
+                "lessons_taught_sokoban": ("C1", LESSONS_INSTEAD),
                 "slow_sokoban": ("C4", "the same, at a quarter of the rate"),
                 "rewarded_sokoban": ("C5", "the same, and true readings earn up to 3")}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
@@ -131,7 +131,8 @@ LOOKED_AT = (
     "warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
     "warm-taught_lake", "taught_lake",
     "warm-read_sokoban", "read_sokoban",
-    "warm-taught_sokoban", "taught_sokoban", "slow_sokoban", "rewarded_sokoban")
+    "warm-taught_sokoban", "taught_sokoban", "lessons_taught_sokoban", "slow_sokoban",
+    "rewarded_sokoban")
 LOOKED_FOR = {"true_claims_of_first_turns": "true claims of first turns",
               "true_claims_of_later_turns": "of later turns",
               "whole_readings": "thoughts without error",
