@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+from statistics import fmean
 from types import SimpleNamespace
 
 import numpy as np
@@ -882,7 +883,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say(page):
              "map": (1,), "sokoban": (1,), "read_lake": (1, 2), "read_sokoban": (1,),
              "paid_lake": (1,), "rewarded_lake": (1,), "kl_lake": (1,), "taught_lake": (1,),
              "taught_sokoban": (1,), "slow_sokoban": (1, 2), "rewarded_sokoban": (1,),
-             "lessons_read_lake": (1, 2)}
+             "lessons_read_lake": (1, 2), "lessons_taught_sokoban": (1,)}
     assert list(reports) == [f"{task}-seed{seed}" for task in seeds for seed in seeds[task]]
     assert smollm2.table(reports) in page
     lessons = {"told": ("lesson 40:",), "map": ("map 200:", "lesson 30:"),
@@ -918,7 +919,7 @@ def test_what_a_real_model_learned_is_what_its_logs_say(page):
         pairs = []
         for seed in seeds[task]:
             first, *later = success[f"{task}-seed{seed}"]
-            pairs.append(f"{first:.2f} to {later[-1]:.2f}" if later else f"{first:.2f} before GRPO")
+            pairs.append(f"{first:.2f} to {later[-1]:.2f}")
             if task == "alone":  # better than any moves that ignore the state
                 assert plots.interval(later[-1], 128)[0] > 0.29 > first
         says(page, *pairs)
@@ -979,6 +980,7 @@ PAIRS = [(f"warm-read_lake-seed{seed}, 0 iterations", f"read_lake-seed{seed}, 20
          for seed in (1, 2)]
 TAUGHT_LAKE = "warm-taught_lake-seed1, 0 iterations", "taught_lake-seed1, 20 iterations"
 LESSONS_LAKE = "lessons_read_lake-seed1, 124 lessons"
+SECOND_LESSONS_LAKE = "lessons_read_lake-seed2, 114 lessons"
 REWARDED_LAKE = "rewarded_lake-seed1, 23 iterations"
 
 
@@ -1025,6 +1027,31 @@ def test_what_rl_did_on_the_lake_is_what_all_held_out_levels_say(page, readme, l
         *(share(before, "true_claims") for before, _ in PAIRS)))
 
 
+def test_where_success_stopped_is_what_the_logs_and_levels_say(page, readme, looks):
+    later, entropy, spread = [], [], []
+    for seed in (1, 2):
+        rows = smollm2.load()[f"read_lake-seed{seed}"]["rows"]
+        later.append(", ".join(f"{rows[i]['eval']['frozenlake']:.2f}" for i in (20, 30, 40)))
+        for column, said in (("entropy", entropy), ("reward_std", spread)):
+            means = [fmean(row[column] for row in rows[i:i + 5]) for i in (16, 36)]
+            said.append("from {:.2f} to {:.2f}".format(*means))
+    says(page, f"success was {later[0]} after 20, 30 and 40 iterations", f"seed {later[1]}")
+    says(page, f"{entropy[0]} in the first seed", f"{entropy[1]} in the second",
+         f"a group {spread[0]} and {spread[1]}")
+    ends = [f"read_lake-seed{seed}, 40 iterations" for seed in (1, 2)]
+    says(page, "After 40 iterations these are {} and {}".format(
+        *(share(label, "whole_readings") for label in ends)))
+    says(readme, "after 40 iterations it was {:.2f} and {:.2f}".format(*map(won, ends)))
+
+    holes = []
+    for label in (*ends, LESSONS_LAKE, SECOND_LESSONS_LAKE, *TAUGHT_LAKE):
+        moves = looks[label]["first_moves_at_forks"]
+        holes.append(f"{moves * looks[label]['into_a_hole_at_forks']:.0f} of {moves}")
+    says(page, f"in {holes[0]} cases in the first seed, and in {holes[1]} in the second")
+    says(page, f"after lessons in place of RL in {holes[2]} and {holes[3]}")
+    says(page, f"in *taught_lake* in {holes[4]} before RL, and in {holes[5]} after")
+
+
 def test_how_much_rl_regains_is_what_the_levels_say(page, readme):
     before, after = [plots.with_interval(won(name), 256) for name in TAUGHT_LAKE]
     first, _, last = logged("taught_lake-seed1")
@@ -1049,10 +1076,12 @@ def test_what_lessons_in_place_of_rl_did_is_what_all_held_out_levels_say(page, r
     says(page, f"at the end {first:.2f}, but {won(LESSONS_LAKE):.2f} in 256")
     says(page, f"RL ended with {won(PAIRS[0][1]):.2f} in both")
     says(page, f"ended with {second:.2f} in 128 levels, and RL with {by_rl:.2f}")
-    says(readme, f"as much: {won(LESSONS_LAKE):.2f}, and {second:.2f} (", f"RL won {by_rl:.2f}")
-    last = smollm2.load()["lessons_read_lake-seed2"]["rows"][-1]
+    in_all = [f"{won(label):.2f}" for label in (LESSONS_LAKE, SECOND_LESSONS_LAKE)]
+    assert in_all[0] == in_all[1]
+    says(readme, f"won as much: {in_all[0]} in both seeds")
+    says(page, f"and in all levels with {in_all[1]} (RL: {won(PAIRS[1][1]):.2f})")
     says(page, f"leave {share(LESSONS_LAKE, 'whole_readings')} of the thoughts",
-         f"in the second seed {last['whole_readings']:.0%}")
+         f"in the second seed {share(SECOND_LESSONS_LAKE, 'whole_readings')}")
     look = looks[LESSONS_LAKE]
     assert look["true_claims_of_later_turns"] < look["true_claims_of_first_turns"] - 0.1
 
@@ -1092,7 +1121,7 @@ def test_what_lessons_and_pay_did_to_thoughts_is_what_the_logs_say(page):
     says(page, f"success was {last['success']:.2f} and {last['valid']:.0%} of the answers")
 
 
-def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say(page, looks):
+def test_why_rl_gains_nothing_on_sokoban_is_what_the_logs_say(page, readme, looks):
     reports = smollm2.load()
 
     def by_first_move(name):  # -> success if it fits, and if not, and numbers of episodes
@@ -1122,9 +1151,16 @@ def test_why_a_real_model_gains_nothing_on_sokoban_is_what_its_logs_say(page, lo
     success = [f"{row['eval']['sokoban']:.2f}" for row in (slow[10], paid[10], plain[10], slow[20])]
     says(page, "success was {} and {} (in *taught_sokoban* {}), and after 20 iterations of "
                "*slow_sokoban* {}".format(*success))
-    second, *_ = reports["slow_sokoban-seed2"]["rows"]
-    says(page, f"{second['whole_readings']:.0%} of its thoughts have no error",
-         f"wins {second['eval']['sokoban']:.2f} before GRPO")
+    second = reports["slow_sokoban-seed2"]["rows"]
+    says(page, f"{second[0]['whole_readings']:.0%} of its thoughts have no error")
+    by_lessons = [f"{success:.2f}" for success in logged("lessons_taught_sokoban-seed1")]
+    lessons = reports["lessons_taught_sokoban-seed1"]["rows"][-1]["iteration"]
+    says(page, f"Success was {', '.join(by_lessons)} after 0, 20, 40, 60 and {lessons} lessons",
+         f"RL had left it at {success[2]}")
+    for text in (page, readme):
+        says(text, f"raised success from {by_lessons[0]} to {by_lessons[-1]}")
+    says(page, "It won {}, {} and {} after 0, 10 and 20 iterations".format(
+        *(f"{second[i]['eval']['sokoban']:.2f}" for i in (0, 10, 20))))
 
 
 def test_the_two_episodes_of_a_real_model_are_those_of_its_log(page):
