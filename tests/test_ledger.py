@@ -1074,12 +1074,12 @@ def test_what_lessons_in_place_of_rl_did_is_what_all_held_out_levels_say(page, r
     first, second = [logged(f"lessons_read_lake-seed{seed}")[-1] for seed in (1, 2)]
     by_rl = logged("read_lake-seed2")[2]  # after 20 iterations
     says(page, f"at the end {first:.2f}, but {won(LESSONS_LAKE):.2f} in 256")
-    says(page, f"RL ended with {won(PAIRS[0][1]):.2f} in both")
-    says(page, f"ended with {second:.2f} in 128 levels, and RL with {by_rl:.2f}")
+    says(page, f"After its 20 iterations RL had {won(PAIRS[0][1]):.2f} in both")
     in_all = [f"{won(label):.2f}" for label in (LESSONS_LAKE, SECOND_LESSONS_LAKE)]
     assert in_all[0] == in_all[1]
     says(readme, f"won as much: {in_all[0]} in both seeds")
-    says(page, f"and in all levels with {in_all[1]} (RL: {won(PAIRS[1][1]):.2f})")
+    says(page, f"with {second:.2f} in 128 levels and with {in_all[1]} in 256",
+         f"RL had {by_rl:.2f} and {won(PAIRS[1][1]):.2f}")
     says(page, f"leave {share(LESSONS_LAKE, 'whole_readings')} of the thoughts",
          f"in the second seed {share(SECOND_LESSONS_LAKE, 'whole_readings')}")
     look = looks[LESSONS_LAKE]

@@ -123,9 +123,9 @@ DRAWN = {
              "taught_lake": ("k", "RL after lessons of the planner alone")},
     "sokoban": {"sokoban": ("0.6", LITTLE), "read_sokoban": ("C0", MUCH),
                 "taught_sokoban": ("C2", "RL after lessons of the planner alone"),
-                "lessons_taught_sokoban": ("C1", LESSONS_INSTEAD),
                 "slow_sokoban": ("C4", "the same, at a quarter of the rate"),
-                "rewarded_sokoban": ("C5", "the same, and true readings earn up to 3")}}
+                "rewarded_sokoban": ("C5", "the same, and true readings earn up to 3"),
+                "lessons_taught_sokoban": ("C1", LESSONS_INSTEAD)}}
 # `look` plays all held-out levels with these models, and LOOKED_FOR are the columns of its table.
 LOOKED_AT = (
     "warm-read_lake", "read_lake", "lessons_read_lake", "rewarded_lake",
