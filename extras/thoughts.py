@@ -119,7 +119,7 @@ def fits(turn):
     return first != "" and any(first in said for said, _ in turn["claims"])
 
 
-def first_action(turn):  # in small letters
+def first_action(turn):  # in lower case
     answer = turn["answer"].partition("<answer>")[2]
     return re.split(r"\|\||<", answer)[0].strip().lower()
 
