@@ -1043,8 +1043,10 @@ def test_where_success_stopped_is_what_the_logs_and_levels_say(page, readme, loo
         *(share(label, "whole_readings") for label in ends)))
     says(readme, "after 40 iterations it was {:.2f} and {:.2f}".format(*map(won, ends)))
 
-    holes = []
-    for label in (*ends, LESSONS_LAKE, SECOND_LESSONS_LAKE, *TAUGHT_LAKE):
+    holes, after = [], (*ends, LESSONS_LAKE, SECOND_LESSONS_LAKE)
+    taken = [looks[label]["into_a_hole_at_forks"] for label in after]
+    says(readme, f"in {min(taken):.0%} to {max(taken):.0%} of the cases")
+    for label in (*after, *TAUGHT_LAKE):
         moves = looks[label]["first_moves_at_forks"]
         holes.append(f"{moves * looks[label]['into_a_hole_at_forks']:.0f} of {moves}")
     says(page, f"in {holes[0]} cases in the first seed, and in {holes[1]} in the second")
