@@ -1,7 +1,7 @@
 """RAGEN / StarPO (arXiv 2504.20073): a language model learns to act by playing games.
 
-This file is the whole method. One iteration looks like this, with the equations of the paper. (It
-is in `iterate` and `learn`, near the end.)
+This file is the whole method. One iteration, which is `iterate` and `learn` below, looks like this,
+with the equations of the paper:
 
     trajs = rollout(...)              the model plays N episodes in each of P levels
     R     = returns(...)              the return of an episode is the sum of its rewards    eq. 2
@@ -13,15 +13,9 @@ is in `iterate` and `learn`, near the end.)
     python ragen_mini.py --env frozenlake                 train; all files go to a folder in runs/
     python ragen_mini.py --resume RUN --iterations 100    train that run up to iteration 100
 
-Who calls whom:
-    train > iterate > rollout > begin, sample, read, take_turn
-                    > learn > returns, uncertainty_filter
-                            > compute_advantages > collate, gae or grpo_advantages
-                            > updates > add_gradients > policy_loss, value_loss
-          > evaluate > play > rollout
-
-Three files stand around it. envs.py has the environments, plots.py draws what a run has logged, and
-runs.py has everything that a run needs besides the method: command line, loading, saving.
+Read it from top to bottom: settings, one iteration, then what it calls, in the order in which it is
+called. envs.py has the games, plots.py draws what a run has logged. support/ has what a run needs
+besides the method: the cache of keys and values, chat templates, loading, saving, command line.
 
 To change the method, edit this file. Or replace any of its functions from a script of your own.
 That works because every function is looked up by its name at the moment when it is called:
@@ -41,6 +35,8 @@ Words (if reinforcement learning is new to you, read parts 3 and 4 of tutorial.i
     group         the N episodes of one level. All of them begin with the same message, the prompt
                   (that is why --prompts is the number of groups)
     rollout       the part of an iteration in which all P * N episodes are played
+    StarPO        State-Thinking-Actions-Reward Policy Optimisation: all of this, by PPO or GRPO.
+                  StarPO-S is the paper's variant against collapse, in which success falls for good
     update        one gradient step, on a minibatch of trajectories
     value         the expected sum of the rewards to come. PPO trains a second network, the critic,
                   to estimate it
@@ -51,10 +47,9 @@ Shapes: P groups of N episodes each. B trajectories of up to T tokens. n tokens 
 width.
 """
 import copy
-import functools
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from time import perf_counter
 
@@ -65,10 +60,11 @@ from torch.utils.checkpoint import checkpoint
 
 import envs
 import plots
-import runs
-from runs import need  # need(condition, message): else a UserError, which is shown in one line
-
-CUDA = torch.cuda.is_available()
+from support import chat, device, errors, folder, loading, settings
+from support.cache import KVCache, read  # read: log-probs of the next token, at cfg.temperature
+from support.chat import encode, end_tokens  # encode: a message in the model's chat template
+from support.errors import need  # need(condition, message): else one line says what is wrong
+from support.settings import option  # option(default, help): a setting
 
 # The reward of an answer that is malformed or names an unknown action (App. B.1).
 FORMAT_PENALTY = -0.1
@@ -81,106 +77,80 @@ MAX_GRAD_NORM = 1.0
 VALUE_CLIP = 0.5
 # Training ends after this many iterations in a row without an update (see is_dead).
 DEAD_AFTER = 10
-
-# Limits of memory, chosen by whether this machine has a GPU. (A training rollout has no limit: it
-# plays all its episodes at once.) Episodes that an evaluation plays at once, if their cache fits
-# (see runs.episodes_at_once):
-EPISODES_AT_ONCE = 64 if CUDA else 256
-# Tokens of a micro-batch, unless this run has others (see runs.passes_that_fill_the_card):
-MICRO_TOKENS = 2048 if CUDA else 1024
-# Logits that an update holds at once. They are 256 MB in fp32, with all that is computed of them
-# about 2 GB:
+# Logits that an update holds at once: 256 MB in fp32, with all that is computed of them about 2 GB.
 CHUNK_LOGITS = 2 ** 26
-
-# Two ways to the same logits differ less than this on average, in fp32.
-FP32_ROUNDING = 1e-4
-
-
-def autocast():
-    """On a GPU that has bf16, networks calculate in it. Their weights stay fp32, because a step of
-    1e-6 would vanish in bf16. (Older GPUs would only imitate bf16, which is slow.)
-    """
-    has_bf16 = CUDA and torch.cuda.get_device_capability() >= (8, 0)
-    return torch.autocast("cuda", torch.bfloat16, enabled=has_bf16)
-
-
-def bf16_on_gpu(function):
-    """A decorator. Autocast keeps its bf16 copies of the weights until the function returns."""
-    @functools.wraps(function)
-    def wrapped(*args, **named):
-        with autocast():
-            return function(*args, **named)
-    return wrapped
 
 
 # ---------------------------------------------------------------------------- settings and networks
-# Settings that are None get their values from one preset of each pair: --starpo-s chooses from the
-# first pair, --model from the second.
+# Settings that are not given get their values from one preset of each pair: --starpo-s chooses from
+# the first pair, --model from the second, --device from the third.
 STARPO = {"keep": 1.0, "kl_coef": 0.001, "clip_high": 0.2}
 STARPO_S = {"keep": 0.25, "kl_coef": 0.0, "clip_high": 0.28}  # against collapse (Sec. 4.2)
-FOR_TINY = {"iterations": 30, "lr": 4e-4, "critic_lr": 1e-3, "max_new_tokens": 40, "eval_every": 10}
-FOR_OTHERS = {"iterations": 200, "lr": 1e-6, "critic_lr": 1e-5, "max_new_tokens": 400,
-              "eval_every": 20}
+FOR_TINY = {"iterations": 60, "minibatch_size": 8, "lr": 4e-4, "critic_lr": 1e-3,
+            "max_new_tokens": 40, "eval_every": 10}
+FOR_OTHERS = {"iterations": 200, "minibatch_size": 32, "lr": 1e-6, "critic_lr": 1e-5,
+              "max_new_tokens": 400, "eval_every": 20}
+ON_CPU = {"micro_tokens": 1024}
+ON_GPU = {"micro_tokens": 2048}
 
 
 @dataclass
 class Config:
-    """All settings. Each is an option of the command line, and --help shows the comments below."""
+    """All settings. Each is an option of the command line. (Whether a model is tiny, or was trained
+    from it, is read from its config.json.)
+    """
     # the environment
-    env: str = "frozenlake"  # bandit, sokoban, ... (python envs.py lists them), or FILE.py:CLASS
-    success_rate: float | None = None  # lakes: chance of the intended move (ours 0.8, paper 1/3)
-    max_turns: int = 5  # turns of an episode
-    max_actions_per_turn: int = 5  # actions of an answer; further ones are dropped
-    max_actions: int = 10  # actions of an episode
+    env: str = option("frozenlake", "bandit, sokoban, frozenlake, ..., or FILE.py:CLASS")
+    success_rate: float | None = option(None, "lakes: chance of the intended move (paper: 1/3)")
+    max_turns: int = option(5, "turns of an episode")
+    max_actions_per_turn: int = option(5, "actions of an answer; further ones are dropped")
+    max_actions: int = option(10, "actions of an episode")
 
     # the model
-    model: str = "tiny"  # tiny (included), a run (with its settings), a model's folder, or a hub id
-    max_new_tokens: int | None = None  # tokens of an answer (default: tiny 40, others 400)
-    no_think: bool = False  # let the model answer at once, without <think>...</think>
-    temperature: float = 1.0  # of sampling in training; evaluations always use 0.5
+    model: str = option("tiny", "tiny (included), the folder of a run or of a model, or a hub id")
+    max_new_tokens: int | None = option(None, "tokens of an answer (default: tiny 40, others 400)")
+    no_think: bool = option(False, "let the model answer at once, without <think>...</think>")
+    temperature: float = option(1.0, "of sampling in training; evaluations always use 0.5")
 
     # one iteration
-    iterations: int | None = None  # how many to train (default: tiny 30, others 200)
-    prompts: int = 8  # P: groups of an iteration, each of which plays one level
-    rollouts: int = 16  # N: episodes of a group
-    minibatch_size: int = 32  # trajectories of one gradient step
-    epochs: int = 1  # passes over the trajectories of an iteration
-    online_k: int = 1  # play k * P groups at once, then learn from them in k slices (Fig. 10)
-    lr: float | None = None  # learning rate of the policy (default: tiny 4e-4, others 1e-6)
-    critic_lr: float | None = None  # learning rate of the critic (default: tiny 1e-3, others 1e-5)
+    iterations: int | None = option(None, "how many to train (default: tiny 60, others 200)")
+    prompts: int = option(8, "P: groups of an iteration, each of which plays one level")
+    rollouts: int = option(16, "N: episodes of a group")
+    minibatch_size: int | None = option(None, "trajectories of a gradient step (tiny 8, others 32)")
+    epochs: int = option(1, "passes over the trajectories of an iteration")
+    online_k: int = option(1, "play k * P groups at once, learn from them in k slices (Fig. 10)")
+    lr: float | None = option(None, "learning rate of the policy (default: tiny 4e-4, others 1e-6)")
+    critic_lr: float | None = option(None, "that of the critic (default: tiny 1e-3, others 1e-5)")
 
     # the objective
-    algo: str = "ppo"  # ppo (advantages from a critic) or grpo (from the returns of the group)
-    starpo_s: bool = False  # StarPO-S: other defaults for keep, kl-coef and clip-high
-    keep: float | None = None  # share of the P groups to train on (default: 1, --starpo-s: 0.25)
-    kl_coef: float | None = None  # KL penalty per token (default: 0.001, --starpo-s: 0)
-    clip_high: float | None = None  # clip ratios above 1 + this (default: 0.2, --starpo-s: 0.28)
-    clip_low: float = 0.2  # clip ratios below 1 - this
-    entropy_coef: float = 0.001  # weight of the entropy bonus, which keeps the model exploring
-    gamma: float = 1.0  # ppo: discount per token that the model wrote
-    lam: float = 1.0  # ppo: lambda of GAE; 1 trusts the rewards that came, 0 the next value
-    adv_norm: str = "std"  # grpo: std divides by the group's standard deviation, mean does not
+    algo: str = option("ppo", "ppo (advantages from a critic) or grpo (from the group's returns)")
+    starpo_s: bool = option(False, "StarPO-S: other defaults for keep, kl-coef and clip-high")
+    keep: float | None = option(None, "share of the groups to train on (default 1, StarPO-S 0.25)")
+    kl_coef: float | None = option(None, "KL penalty per token (default 0.001, StarPO-S 0)")
+    clip_high: float | None = option(None, "clip ratios above 1 + this (0.2, StarPO-S 0.28)")
+    clip_low: float = option(0.2, "clip ratios below 1 - this")
+    entropy_coef: float = option(0.001, "weight of the entropy bonus, for exploration")
+    gamma: float = option(1.0, "ppo: discount per token that the model wrote")
+    lam: float = option(1.0, "ppo: lambda of GAE; 1 trusts the rewards that came, 0 the next value")
+    adv_norm: str = option("std", "grpo: divide by the std of the group (std), or not (mean)")
 
     # the run
-    seed: int = 0  # random seed of training; evaluations and --play have fixed seeds
-    eval_every: int | None = None  # iterations between evaluations, 0: never (tiny 10, others 20)
-    eval_prompts: int = 256  # held-out levels of an evaluation, at most 256
-    eval_only: bool = False  # evaluate --model, show its first episode, and stop
-    play: int | None = None  # show one episode of --model in the level of this seed, and stop
-    save_every: int = 10  # iterations between saves, each of which replaces the last one
-    out: str = ""  # folder of the run (default: runs/<env>-<algo>[-s]-seed<n>)
-    resume: str = ""  # folder of a run to continue
-    device: str = "cuda" if CUDA else "cpu"  # cuda, mps or cpu
-    micro_tokens: int | None = None  # tokens of an update's pass (default: CPU 1024, GPU by memory)
-
-    # {setting: value} of what the presets chose. It is no option, but it is saved with the others.
-    # So if another --starpo-s or --model follows, these are chosen anew, but not what was typed.
-    filled: dict = field(default_factory=dict, repr=False)
+    seed: int = option(0, "random seed of training; evaluations and --play have fixed seeds")
+    eval_every: int | None = option(None, "evaluate every so often (tiny 10, others 20, 0: never)")
+    eval_prompts: int = option(256, "held-out levels of an evaluation, at most 256")
+    eval_only: bool = option(False, "evaluate --model, show its first episode, and stop")
+    play: int | None = option(None, "show an episode of --model in the level of a seed, and stop")
+    save_every: int = option(10, "iterations between saves, each of which replaces the last one")
+    out: str = option("", "folder of the run (default: runs/<env>-<algo>[-s]-seed<n>)")
+    resume: str = option("", "folder of a run to continue")
+    device: str = option("cuda" if torch.cuda.is_available() else "cpu", "cuda, mps or cpu")
+    micro_tokens: int | None = option(None, "tokens of a pass of an update (CPU 1024, GPU 2048)")
 
     def __post_init__(self):
-        runs.fill_in(self, STARPO_S if self.starpo_s else STARPO,
-                     FOR_TINY if runs.is_tiny(self.model) else FOR_OTHERS)
-        runs.check(self)
+        settings.fill_in(self, STARPO_S if self.starpo_s else STARPO,
+                         FOR_TINY if loading.is_tiny(self.model) else FOR_OTHERS,
+                         ON_CPU if self.device == "cpu" else ON_GPU)
+        settings.check(self)
 
     @property
     def trains(self):
@@ -216,25 +186,88 @@ class Models:
     optimizer: torch.optim.Optimizer | None
     tok: object
 
+    def trained(self):  # -> the networks that are trained
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
 
 def load_models(cfg):  # -> Models
     """Training begins with three copies of one network. Only the critic's head is new: random."""
     torch.manual_seed(cfg.seed)
-    policy, tok = runs.load_policy(cfg)
+    policy, tok = loading.load_policy(cfg)
     critic = ref = None
     if cfg.trains and cfg.uses_critic:
-        critic = runs.load_critic(cfg)
+        critic = loading.load_critic(cfg)
     if cfg.trains and cfg.kl_coef:
         ref = copy.deepcopy(policy)
     check_policy(policy, tok, cfg)
     return Models(policy, critic, ref, None, tok)
 
 
+def check_policy(policy, tok, cfg):
+    """Before anything is played: the model must see the state, and `read` must read it rightly."""
+    if cfg.trains:  # fails if all levels are held out
+        begin(seed=envs.EVAL_SEEDS.stop, episode=0, group=0, tok=tok, cfg=cfg)
+    traj = begin(seed=0, episode=0, group=0, tok=tok, cfg=cfg)
+    text = message(traj.env, cfg, tok, cfg.max_actions)
+    chat.check_template(tok, text, traj, cfg)
+    chat.check_reading(policy, traj, cfg)
+
+
 def make_optimizer(models, cfg):  # -> Adam for the policy, and for the critic if there is one
     groups = [{"params": models.policy.parameters(), "lr": cfg.lr}]
-    if models.critic:
+    if models.critic is not None:
         groups.append({"params": models.critic.parameters(), "lr": cfg.critic_lr})
     return torch.optim.Adam(groups)
+
+
+# ------------------------------------------------------------------------------------ one iteration
+def iterate(i, models, cfg):  # -> a row of the log, trajectories
+    """Plays, then learns. Iteration 0 is the model before training, which is only evaluated.
+
+    All randomness follows from (cfg.seed, i). So on a CPU a resumed run gets the same rows.
+    """
+    if i == 0:
+        return {"iteration": 0}, []
+    # Seeds below EVAL_SEEDS.stop belong to the held-out levels.
+    rng = np.random.default_rng([cfg.seed, i])
+    drawn = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
+    level_seeds, sampling_seed = drawn[:-1], drawn[-1]
+
+    start = perf_counter()
+    trajs = rollout(models, level_seeds, cfg.rollouts, cfg, sampling_seed)
+    seconds_rollout = perf_counter() - start
+    gap = logp_gap(trajs, models, cfg)
+    if i == 1:
+        chat.check_gap(gap, models, cfg)
+
+    # Online-k: the groups are learned from in slices of P. While the policy learns from the first
+    # slices, the others grow stale: before the last one there were the updates of k - 1 slices.
+    start = perf_counter()
+    learned = []
+    for first in range(0, len(level_seeds), cfg.prompts):
+        slice_ = trajs[first * cfg.rollouts:(first + cfg.prompts) * cfg.rollouts]
+        learned.append(learn(slice_, models, cfg, sampling_seed + first))
+    seconds_update = perf_counter() - start
+
+    row = {"iteration": i, "seconds_rollout": seconds_rollout, "seconds_update": seconds_update,
+           "logp_gap": gap}
+    return row | log_columns(trajs, returns(trajs, cfg), learned), trajs
+
+
+def learn(trajs, models, cfg, seed):  # -> batch, statistics of its gradient steps
+    """Chooses groups, computes advantages, and updates. (seed: for the order of minibatches)
+
+    Returns {}, [] if there is nothing to learn from. That is also so if a filter of your own keeps
+    no group.
+    """
+    N = cfg.rollouts
+    R = returns(trajs, cfg)  # (P,N)
+    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())
+    if not kept or nothing_to_compare(R[kept], cfg):
+        return {}, []
+    chosen = [traj for group in kept for traj in trajs[group * N:(group + 1) * N]]
+    batch = compute_advantages(chosen, R[kept], models, cfg)
+    return batch, updates(batch, models, cfg, seed)
 
 
 # ----------------------------------------------------------------------------- an episode as tokens
@@ -244,6 +277,7 @@ class Trajectory:
         mask      0            0        0        1   1   1      1         1           0
         old_logp  0            0        0       -1.2 -0.4 -0.1 -0.3      -0.1         0
         reward    0            0        0        0   0   0      0        -0.2         0
+    (The answer had two moves, each of which costs 0.1.)
 
     NOTE: `append` records who wrote a token. That cannot be guessed later from the text or from
     special tokens, because the end of a turn and the padding may be the same token.
@@ -252,6 +286,8 @@ class Trajectory:
         self.env = env
         self.group = group  # the number of its group in the rollout
         self.actions_left = actions_left
+        self.done = False
+        self.success = False
 
         # One entry per token. The mask says whether the model wrote it: only such tokens are
         # trained. old_logp is the log-probability with which pi_old sampled it. The reward of a
@@ -266,13 +302,6 @@ class Trajectory:
         # of the entropies with which the tokens were sampled.
         self.turns = []
         self.entropy = 0.0
-        self.done = False
-        self.success = False
-
-        # Row `cache_row` of the rollout's KVCache holds the keys and values of ids[:cached]. At
-        # first the episodes of a group share one row.
-        self.cache_row = group
-        self.cached = 0
 
     @property
     def R(self):  # eq. 2
@@ -288,15 +317,54 @@ class Trajectory:
             self.answer_start = len(self.ids)
 
 
+# ------------------------------------------------------------------------------------------ rollout
+@torch.no_grad()
+def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
+    """Plays N episodes in the level of each seed, all of them side by side.
+
+    Each pass of the model adds one token to every unfinished answer. An episode whose answer is
+    finished waits. When all wait, the environments act and send their next messages.
+    """
+    trajs = []
+    for group, seed in enumerate(seeds):
+        trajs += [begin(seed, episode, group, models.tok, cfg) for episode in range(N)]
+    ends = end_tokens(models, cfg)
+    generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
+
+    with device.autocast(cfg.device):
+        # The episodes of a group begin with the same message. The first of them reads it, then all
+        # get copies of its row of the cache.
+        firsts = trajs[::N]
+        cache = KVCache()
+        next_logps = read(models.policy, cache, firsts, cfg).repeat_interleave(N, 0)
+        cache.select(trajs, sources=[firsts[traj.group] for traj in trajs])
+
+        playing = trajs
+        writing = trajs  # those of them whose answer is unfinished
+        while playing:
+            sample(writing, next_logps, generator)
+            writing = [traj for traj in writing if traj.ids[-1] not in ends
+                       and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]
+            if not writing:  # all answers are finished
+                for traj in playing:
+                    take_turn(traj, models.tok, cfg, ends)
+                playing = writing = [traj for traj in playing if not traj.done]
+                cache.select(playing)
+                chat.check_length(models.policy, playing, cfg)
+            if playing:
+                next_logps = read(models.policy, cache, writing, cfg)
+    return trajs
+
+
 def begin(seed, episode, group, tok, cfg):  # -> a Trajectory that waits for its first answer
     env = envs.make(cfg.env, cfg.success_rate)
     env.reset(seed, options={"episode": episode})
     traj = Trajectory(env, group, cfg.max_actions)
-    traj.append(encode(tok, cfg.first_tag, message(env, cfg, cfg.max_actions)), sampled=False)
+    traj.append(encode(tok, cfg.first_tag, message(env, cfg, tok, cfg.max_actions)), sampled=False)
     return traj
 
 
-def message(env, cfg, actions_left, reward=None):  # -> text
+def message(env, cfg, tok, actions_left, reward=None):  # -> text
     """The first message states the task, later ones the reward of the answer. Then comes the state:
         You are solving a FrozenLake puzzle. ...     Reward: 0.0
         State:                                       State:
@@ -304,55 +372,32 @@ def message(env, cfg, actions_left, reward=None):  # -> text
         _ G                                          _ G
         You have 10 actions left.                    You have 9 actions left.
 
-    NOTE: the chat template of `tiny` drops the task. That model reads only what begins at "State:".
+    NOTE: the chat template of `tiny` drops what stands before an empty line, here the task.
     """
+    # Words of the environment cannot end the message.
+    instruction, state = chat.quote(tok, env.instruction), chat.quote(tok, env.render())
     if reward is None:
         thought = "" if cfg.no_think else "<think> your thoughts </think>"
-        top = (f"{env.instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, "
+        top = (f"{instruction}\nYou may give up to {cfg.max_actions_per_turn} actions at once, "
                f"separated by ||. Write exactly {thought}<answer> action || action </answer> "
                f"and nothing else.\n\n")
     else:
         top = f"Reward: {round(reward, 3)}\n"
-    return f"{top}State:\n{env.render()}\nYou have {actions_left} actions left."
+    return f"{top}State:\n{state}\nYou have {actions_left} actions left."
 
 
-@functools.lru_cache  # the episodes of a group often read the same message
-def encode(tok, first_tag, text, after_answer=False):  # -> ids, a tuple
-    """A message in the model's chat template, followed by the first tag of the answer.
-
-    NOTE: what the model wrote before is never encoded again, because its text might give other ids
-    than those that were sampled. So a later message is rendered behind a dummy chat, in which
-    "(seam)" stands for the answer, and everything up to there is cut off:
-        rendered    <|im_start|>user . <|im_end|> <|im_start|>assistant (seam) <|im_end|> ...
-        kept                                                                   <|im_end|> ...
-    What is kept begins with the token that ends an answer, here <|im_end|>.
-    """
-    rendered = render(tok, without_control_tokens(tok, text), after_answer)
-    # Some templates write <think> themselves, or even <think></think>. We write our own tag.
-    rendered = re.sub(r"<think>\s*(</think>\s*)?$", "", rendered)
-    return tuple(tok(rendered + first_tag, add_special_tokens=False).input_ids)
+def sample(trajs, next_logps, generator):  # next_logps (b,V): log-probs of the next token
+    tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
+    logps = next_logps.gather(1, tokens).flatten().tolist()
+    entropies = entropy_of(next_logps).tolist()
+    for traj, token, logp, entropy in zip(trajs, tokens.flatten().tolist(), logps, entropies):
+        traj.append([token], sampled=True, logp=logp)
+        traj.entropy += entropy
 
 
-# An answer is <think>...</think><answer>...</answer>, where ... is any text without these tags.
-# (With --no-think there is no thought.) <think>a</think><answer>Up</answer> is valid, but
-# <think>a<think>b</think><answer>Up</answer> and <answer>Up</answer> Good luck! are not.
-NO_TAGS = r"((?:(?!</?think>|</?answer>).)*)"
-ANSWER = re.compile(
-    rf"(<think>{NO_TAGS}</think>\s*)?<answer>(?P<actions>{NO_TAGS})</answer>\s*", re.DOTALL)
-
-
-def parse_answer(text, actions, limit):  # -> at most `limit` actions; None if the text is invalid
-    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]
-
-    What follows after `limit` actions is dropped, whatever it says.
-    """
-    found = ANSWER.fullmatch(text)
-    if not found:
-        return None
-    known = {action.lower(): action for action in actions}
-    words = found["actions"].split("||")[:limit]
-    chosen = [known.get(word.strip().lower()) for word in words]
-    return None if None in chosen else chosen
+def entropy_of(logp):  # (n,V) -> (n,): -sum p log p
+    # Where p is 0, log p is -inf, and 0 * -inf would be nan.
+    return -(logp.exp() * logp.clamp(-1e4)).sum(1)
 
 
 def take_turn(traj, tok, cfg, ends):
@@ -383,150 +428,38 @@ def take_turn(traj, tok, cfg, ends):
 
     traj.done = env.over or traj.actions_left == 0 or len(traj.turns) == cfg.max_turns
     if not traj.done:
-        text = message(env, cfg, traj.actions_left, reward)
+        text = message(env, cfg, tok, traj.actions_left, reward)
         ids = encode(tok, cfg.first_tag, text, after_answer=True)
-        # The message begins with the end of the answer, which the model may have written itself.
-        if traj.ids[-1] == ends[0] and ends[0] in ids:
+        # The message begins with the template's end of an answer, ends[0]. Mostly the model has
+        # written it itself. (Not if the answer was cut off, or ended with another end token.)
+        if traj.ids[-1] == ends[0]:
             ids = ids[ids.index(ends[0]) + 1:]
         traj.append(ids, sampled=False)
 
 
-# ------------------------------------------------------------------------------------------ rollout
-@bf16_on_gpu
-@torch.no_grad()
-def rollout(models, seeds, N, cfg, sampling_seed):  # -> len(seeds) * N trajectories, by group
-    """Plays N episodes in the level of each seed, all of them side by side.
+# An answer is <think>...</think><answer>...</answer>, where ... is any text without these tags.
+# (With --no-think there is no thought.) <think>a</think><answer>Up</answer> is valid, but
+# <think>a<think>b</think><answer>Up</answer> and <answer>Up</answer> Good luck! are not.
+NO_TAGS = r"((?:(?!</?think>|</?answer>).)*)"
+ANSWER = re.compile(
+    rf"(<think>{NO_TAGS}</think>\s*)?<answer>(?P<actions>{NO_TAGS})</answer>\s*", re.DOTALL)
 
-    Each pass of the model adds one token to every unfinished answer. An episode whose answer is
-    finished waits. When all wait, the environments act and send their next messages.
+
+def parse_answer(text, actions, limit):  # -> at most `limit` actions; None if the text is invalid
+    """<think>Hm.</think><answer>down || Left</answer> -> ["Down", "Left"]
+
+    What follows after `limit` actions is dropped, whatever it says.
     """
-    trajs = [begin(seed, episode, group, models.tok, cfg)
-             for group, seed in enumerate(seeds) for episode in range(N)]
-    ends = end_tokens(models, cfg)
-    generator = torch.Generator(cfg.device).manual_seed(sampling_seed)
-
-    # The episodes of a group begin with the same message. One of them reads it, then the others get
-    # copies of its row of the cache.
-    cache = KVCache()
-    next_logps = read(models.policy, cache, trajs[::N], cfg).repeat_interleave(N, 0)
-    cache.select(trajs)
-    for traj in trajs:
-        traj.cached = len(traj.ids)
-
-    live = trajs  # the episodes that go on
-    writing = trajs  # those of them whose answer is unfinished
-    while live:
-        sample(writing, next_logps, generator)
-        writing = [traj for traj in writing if traj.ids[-1] not in ends
-                   and len(traj.ids) < traj.answer_start + cfg.max_new_tokens]
-        if not writing:
-            for traj in live:
-                take_turn(traj, models.tok, cfg, ends)
-            live = writing = [traj for traj in live if not traj.done]
-            cache.select(live)
-            runs.check_length(models.policy, live, cfg)
-        if live:
-            next_logps = read(models.policy, cache, writing, cfg)
-    return trajs
+    found = ANSWER.fullmatch(text)
+    if not found:
+        return None
+    known = {action.lower(): action for action in actions}
+    words = found["actions"].split("||")[:limit]
+    chosen = [known.get(word.strip().lower()) for word in words]
+    return None if None in chosen else chosen
 
 
-def sample(trajs, next_logps, generator):  # next_logps (b,V): log-probs of the next token
-    tokens = torch.multinomial(next_logps.exp(), 1, generator=generator)  # (b,1)
-    logps = next_logps.gather(1, tokens).flatten().tolist()
-    entropies = entropy_of(next_logps).tolist()
-    for traj, token, logp, entropy in zip(trajs, tokens.tolist(), logps, entropies):
-        traj.append(token, sampled=True, logp=logp)  # token: a list of one id
-        traj.entropy += entropy
-
-
-def entropy_of(logp):  # (n,V) -> (n,): -sum p log p
-    # Where p is 0, log p is -inf, and 0 * -inf would be nan.
-    return -(logp.exp() * logp.clamp(-1e4)).sum(1)
-
-
-def read(policy, cache, trajs, cfg):  # -> log-probs (b,V) of the next token of each trajectory
-    """The model reads those ids of each trajectory that are not in the cache yet.
-
-    The result is that of a plain pass over the whole trajectory:
-        (policy(torch.tensor([traj.ids])).logits[0, -1] / cfg.temperature).log_softmax(-1)
-    But nothing is read twice. (`policy.generate` would read the whole history again in each turn.
-    On a CPU that takes twice as long. On a GPU it is slower only where answers differ in length.)
-
-    Rows with fewer new ids are padded on the right. In this batch of two, h is cached, a b c x are
-    new, and - is a pad:
-        h h h a b c      input a b c      written to columns 3 4 5
-        h x              input x - -      written to columns 1 2 3
-    So the keys and values of pads come to lie behind the end of their row. There a mask hides them,
-    and the next ids of the row overwrite them. What the model computes at a pad is never used.
-    """
-    device = cfg.device
-    new = [traj.ids[traj.cached:] for traj in trajs]
-    q = max(len(ids) for ids in new)
-    inputs = torch.tensor([ids + [0] * (q - len(ids)) for ids in new], device=device)  # (b,q)
-    last = torch.tensor([len(ids) - 1 for ids in new], device=device)  # (b,)
-    columns = cache.prepare(trajs, q, device)  # (b,q)
-    # A token may look at the columns up to its own.
-    beyond = torch.arange(cache.used, device=device) > columns[:, None, :, None]  # (b,1,q,used)
-
-    decoder, head = policy.get_decoder(), policy.get_output_embeddings()
-    hidden = decoder(input_ids=inputs, position_ids=columns, past_key_values=cache,
-                     attention_mask=-1e30 * beyond).last_hidden_state  # (b,q,D)
-    for traj in trajs:
-        traj.cached = len(traj.ids)
-
-    # The head makes logits for the last id of each row alone, because logits are large.
-    logits = head(hidden[torch.arange(len(new), device=device), last])  # (b,V)
-    logp = (logits.float() / cfg.temperature).log_softmax(-1)
-    need(not logp.isnan().any(), f"The model {cfg.model} gives probabilities that are not numbers. "
-                                 f"If this run has broken it, --resume the run with a lower --lr.")
-    return logp
-
-
-class KVCache:
-    """Keys and values of everything that was read: a row for each episode, a column for each token.
-
-    It takes the place of the library's caches, which keep all rows equally long. An attention layer
-    of transformers calls only its `update`.
-    """
-    def __init__(self):
-        self.layers = {}  # number of the layer -> table (rows, columns, heads, 2 * width)
-
-    def prepare(self, trajs, q, device):  # -> columns (b,q)
-        """Must be called before each pass: it chooses the places where `update` will store."""
-        cached = torch.tensor([traj.cached for traj in trajs], device=device)
-        self.columns = cached[:, None] + torch.arange(q, device=device)
-        self.rows = torch.tensor([traj.cache_row for traj in trajs], device=device)  # (b,)
-        self.used = max(traj.cached for traj in trajs) + q  # columns that are in use
-        return self.columns
-
-    def update(self, keys, values, layer, *_):  # (b, heads, q, width) -> (b, heads, used, width)
-        """Stores the new keys and values, and returns all those of the same episodes."""
-        # Under autocast values are bf16, but keys come in fp32 from their position embedding.
-        keys = keys.to(values.dtype)
-        new = torch.cat((keys, values), -1).transpose(1, 2)  # (b, q, heads, 2 * width)
-        if layer not in self.layers:
-            self.layers[layer] = new[:, :0]  # a table without columns
-        table = self.layers[layer]
-        # Growing copies the table, so it grows by 64 columns at once.
-        while table.shape[1] < self.used:
-            table = nn.functional.pad(table, (0, 0, 0, 0, 0, 64))
-        self.layers[layer] = table
-        table[self.rows[:, None], self.columns] = new
-        seen = table[:, :self.used].index_select(0, self.rows)
-        keys, values = seen.transpose(1, 2).chunk(2, -1)
-        return keys, values
-
-    def select(self, trajs):
-        """Gives trajs[i] row i, a copy of the row that it had before. All other rows are dropped.
-        """
-        rows = [traj.cache_row for traj in trajs]
-        for layer, table in self.layers.items():
-            self.layers[layer] = table[rows]
-        for row, traj in enumerate(trajs):
-            traj.cache_row = row
-
-
-# --------------------------------------------- which groups to train on, how good each token was
+# ------------------------------------------------------------------------ which groups to train on
 def returns(trajs, cfg):  # -> (P,N)
     return torch.tensor([traj.R for traj in trajs]).view(-1, cfg.rollouts)
 
@@ -544,17 +477,51 @@ def uncertainty_filter(R, keep):  # (P,N) -> the numbers of the kept groups
 
 
 def nothing_to_compare(R, cfg):  # R (P,N) of the kept groups -> bool
-    """True if all returns that the advantages compare are equal: under GRPO those within each
-    group, under PPO all of them. Then `learn` makes no update.
+    """True if all returns that the advantages compare are equal: under GRPO the returns within each
+    group, under PPO those of all episodes. Then `learn` makes no update.
 
-    A single group with equal returns is no reason: under GRPO its advantages are 0.
-
-    NOTE: without this rule PPO would be trained on the errors of its critic, which whitening (see
-    compute_advantages) scales up to the usual size. With it, a policy whose answers are all invalid
-    never changes again. So it is one reason why a collapse is final here.
+    NOTE: without this rule PPO would be trained on the errors of its critic alone, and whitening
+    (see compute_advantages) would scale them up to the usual size. With it, a policy whose answers
+    are all invalid never changes again, not even by the KL penalty or the entropy bonus. So it is
+    one reason why a collapse is final here.
     """
     spread = R.std(correction=0) if cfg.uses_critic else R.std(1, correction=0).max()
     return spread < 1e-4
+
+
+# ----------------------------------------------------------------------- how good was each token?
+def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch, as of collate, with "adv"
+    """PPO: the rewards that came after a token, minus the critic's value before it. Then all
+    advantages are whitened: shifted and scaled to mean 0 and std 1.
+
+    GRPO: the return of the episode, compared with its group, is the advantage of all its tokens. To
+    it the KL penalties of the token and of all later ones are added.
+    """
+    batch = collate(trajs, cfg.device)
+    mask = batch["mask"]
+    # The KL penalty of a token is kl_coef * (log pi_old - log pi_ref), see App. B.2.
+    penalty = torch.zeros_like(batch["reward"])
+    if models.ref is not None:
+        ref_logp = per_token(lambda part: token_logps(models.ref, part, cfg)[0], batch, cfg)
+        batch["kl"] = batch["old_logp"] - ref_logp
+        penalty = -cfg.kl_coef * batch["kl"]
+
+    if cfg.uses_critic:
+        reward = batch["reward"] + penalty
+        batch["value"] = per_token(lambda part: token_values(models.critic, part), batch, cfg)
+        adv, batch["value_target"] = gae(reward, batch["value"], mask, cfg.gamma, cfg.lam)
+        mean, std = adv[mask].mean(), adv[mask].std(correction=0)
+        adv = (adv - mean) / (std + 1e-8)  # whitening
+    else:
+        adv = grpo_advantages(R, cfg.adv_norm)
+        assert adv.shape == R.shape, "grpo_advantages must return one advantage for each episode"
+        # NOTE: the returns were divided by the std of their group. The penalties are added as they
+        # are. With long answers their sums are large: lower --kl-coef. They run from behind: of
+        # 1 2 3 they are 6 5 3.
+        penalty_to_come = penalty.flip(1).cumsum(1).flip(1)
+        adv = adv.to(cfg.device).reshape(-1, 1) + penalty_to_come
+    batch["adv"] = adv * mask
+    return batch
 
 
 def collate(trajs, device):  # -> a dict: inputs, targets, mask, old_logp, reward, each (B,T-1)
@@ -604,6 +571,7 @@ def gae(reward, value, mask, gamma, lam):  # (B,T-1) x3 -> advantage, target of 
     next_value = torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
         wrote = mask[:, t]
+        # In columns that the model did not write delta means nothing, and `where` ignores it.
         delta = reward[:, t] + gamma * next_value - value[:, t]
         next_advantage = torch.where(wrote, delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(wrote, value[:, t], next_value)
@@ -629,40 +597,7 @@ def grpo_advantages(R, norm="std"):  # (P,N) -> (P,N)
     return torch.where(std < 1e-4, 0.0, centered / (std + 1e-6))  # exactly 0 for equal returns
 
 
-def compute_advantages(trajs, R, models, cfg):  # R (P,N) -> batch, as of collate, with "adv"
-    """PPO: the rewards that came after a token, minus the critic's value before it. Then all
-    advantages are whitened: shifted and scaled to mean 0 and std 1.
-
-    GRPO: the return of the episode, compared with its group, is the advantage of all its tokens. To
-    it the KL penalties of the token and of all later ones are added.
-    """
-    batch = collate(trajs, cfg.device)
-    mask = batch["mask"]
-    # The KL penalty of a token is kl_coef * (log pi_old - log pi_ref), see App. B.2.
-    penalty = torch.zeros_like(batch["reward"])
-    if models.ref:
-        ref_logp = per_token(lambda part: token_logps(models.ref, part, cfg)[0], batch)
-        batch["kl"] = batch["old_logp"] - ref_logp
-        penalty = -cfg.kl_coef * batch["kl"]
-
-    if cfg.uses_critic:
-        reward = batch["reward"] + penalty
-        batch["value"] = per_token(lambda part: token_values(models.critic, part), batch)
-        adv, batch["value_target"] = gae(reward, batch["value"], mask, cfg.gamma, cfg.lam)
-        mean, std = adv[mask].mean(), adv[mask].std(correction=0)
-        adv = (adv - mean) / (std + 1e-8)  # whitening
-    else:
-        adv = grpo_advantages(R, cfg.adv_norm)
-        assert adv.shape == R.shape, "grpo_advantages must return one advantage for each episode"
-        # NOTE: the returns were divided by the std of their group. The penalties, which are small,
-        # are added as they are.
-        penalty_to_come = penalty.flip(1).cumsum(1).flip(1)
-        adv = adv.to(cfg.device).reshape(-1, 1) + penalty_to_come
-    batch["adv"] = adv * mask
-    return batch
-
-
-# ------------------------------------------- log-probs and values of tokens, in bounded memory
+# ------------------------------------------------- log-probs and values of tokens, pass by pass
 def token_logps(policy, part, cfg):  # -> log pi (n,) and entropy (n,) of what the model wrote
     """The same as (policy(inputs).logits / temperature).log_softmax(-1), at those tokens.
 
@@ -694,8 +629,8 @@ def token_values(critic, part):  # -> (n,): the value before each token that the
     return logits[part["mask"]].float().squeeze(-1)
 
 
-def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to them
-    """Rows of similar length go together, up to a limit of tokens. That keeps the padding small.
+def micro_batches(batch, rows, limit):  # yields some of the rows, and the batch cut to them
+    """Rows of similar length go together, up to `limit` tokens. That keeps the padding small.
 
     No attention mask is needed, because pads are on the right, where no earlier token looks.
     """
@@ -703,7 +638,6 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
     # The length of a row is the number of columns up to the last token that the model wrote.
     columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     length = (mask * columns).amax(1).tolist()
-    limit = runs.tokens_of_a_pass(MICRO_TOKENS)
     packs = []
     for row in sorted(rows, key=lambda row: length[row]):
         tokens = length[row] + 1  # with the target of the last column
@@ -715,19 +649,61 @@ def micro_batches(batch, rows):  # yields some of the rows, and the batch cut to
         yield pack, {name: x[pack, :longest] for name, x in batch.items()}
 
 
-@bf16_on_gpu
 @torch.no_grad()
-def per_token(function, batch):  # -> (B,T-1), with 0 where the model wrote nothing
+def per_token(function, batch, cfg):  # -> (B,T-1), with 0 where the model wrote nothing
     """Applies function(part) -> (n,) to all micro-batches, and puts the results in their places."""
     result = torch.zeros_like(batch["reward"])
-    for rows, part in micro_batches(batch, range(len(result))):
-        values = torch.zeros_like(part["reward"])
-        values[part["mask"]] = function(part)
-        result[rows, :values.shape[1]] = values
+    with device.autocast(cfg.device):
+        for rows, part in micro_batches(batch, range(len(result)), cfg.micro_tokens):
+            values = torch.zeros_like(part["reward"])
+            values[part["mask"]] = function(part)
+            result[rows, :values.shape[1]] = values
     return result
 
 
-# ---------------------------------------------------------------------------------- losses, updates
+# ---------------------------------------------------------------------------------- updates, losses
+def updates(batch, models, cfg, seed):  # -> statistics of each gradient step
+    steps = []
+    shuffler = torch.Generator().manual_seed(seed)
+    for _ in range(cfg.epochs):
+        order = torch.randperm(len(batch["mask"]), generator=shuffler)
+        for rows in order.split(cfg.minibatch_size):
+            stats = add_gradients(batch, rows.tolist(), models, cfg)
+            stats["grad_norm"] = take_step(models)
+            steps.append(stats)
+    return steps
+
+
+def add_gradients(batch, rows, models, cfg):  # -> statistics
+    """Adds the gradient of a minibatch to the weights' .grad, one micro-batch after another.
+
+    The loss is the mean over all tokens of the minibatch. NOTE: so a long episode counts more than
+    a short one, unlike in eq. 4 and 6, where each trajectory has a mean of its own. Most long
+    episodes are those that do not reach their goal.
+    """
+    stats = Counter()
+    total = int(batch["mask"][rows].sum())
+    with device.autocast(cfg.device):
+        for _, part in micro_batches(batch, rows, cfg.micro_tokens):
+            mask = part["mask"]
+            logp, entropy = token_logps(models.policy, part, cfg)
+            loss, was_clipped = policy_loss(
+                logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
+            assert loss.shape == logp.shape, "policy_loss must return a number for each token"
+            stats["clip_fraction"] += was_clipped.sum().item() / total
+            # Backward at once, so that the activations of only one network are in memory.
+            part_loss = loss.sum() / total
+            part_loss.backward()
+            stats["policy_loss"] += part_loss.item()
+            if models.critic is not None:
+                value = token_values(models.critic, part)
+                error = value_loss(value, part["value"][mask], part["value_target"][mask])
+                part_loss = error.sum() / total
+                part_loss.backward()
+                stats["value_loss"] += part_loss.item()
+    return stats
+
+
 def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was it clipped? (n,)
     """eq. 4 (PPO) and 6 (GRPO): -min(ratio * A, clip(ratio) * A), minus an entropy bonus.
 
@@ -739,8 +715,8 @@ def policy_loss(logp, entropy, old_logp, adv, cfg):  # (n,) x4 -> loss (n,), was
         -1     0.5       -0.5           -0.8           clipped    none: it moved down far enough
         -1     1.5       -1.5           -1.2           not        down again: it moved the wrong way
     NOTE: in the first update after a rollout all ratios are 1 (in bf16: nearly), so nothing is
-    clipped. With its defaults StarPO-S makes only that one update (it keeps 32 trajectories, which
-    are one minibatch). So its wider clip has no effect there.
+    clipped. With the paper's settings StarPO-S makes only that one update (it keeps 32
+    trajectories, which are one minibatch). So its wider clip has no effect there.
     """
     ratio = (logp - old_logp).exp()
     unclipped = ratio * adv
@@ -762,62 +738,14 @@ def value_loss(value, old_value, target):  # (n,) x3 -> (n,)
     return 0.5 * torch.max((value - target) ** 2, (clipped - target) ** 2)
 
 
-def updates(batch, models, cfg, seed):  # -> statistics of each gradient step
-    steps = []
-    shuffler = torch.Generator().manual_seed(seed)
-    for _ in range(cfg.epochs):
-        order = torch.randperm(len(batch["mask"]), generator=shuffler)
-        for rows in order.split(cfg.minibatch_size):
-            stats = None
-            while stats is None:
-                # If memory runs out, stats stays None, and the next try has shorter passes.
-                with runs.shorter_passes_if_out_of_memory(batch, models, MICRO_TOKENS):
-                    stats = add_gradients(batch, rows.tolist(), models, cfg)
-            stats["grad_norm"] = take_step(models)
-            steps.append(stats)
-    return steps
-
-
-@bf16_on_gpu
-def add_gradients(batch, rows, models, cfg):  # -> statistics
-    """Adds the gradient of a minibatch to the weights' .grad, one micro-batch after another.
-
-    The loss is the mean over all tokens of the minibatch. NOTE: so a long episode counts more than
-    a short one, unlike in eq. 4 and 6, where each trajectory has a mean of its own. Most long
-    episodes are those that do not reach their goal.
-    """
-    stats = Counter()
-    total = int(batch["mask"][rows].sum())
-    for _, part in micro_batches(batch, rows):
-        mask = part["mask"]
-        logp, entropy = token_logps(models.policy, part, cfg)
-        loss, was_clipped = policy_loss(
-            logp, entropy, part["old_logp"][mask], part["adv"][mask], cfg)
-        assert loss.shape == logp.shape, "policy_loss must return a number for each token"
-        stats["clip_fraction"] += was_clipped.sum().item() / total
-        # Backward at once, so that the activations of only one network are in memory. (PyTorch
-        # advises to leave autocast first. Here that makes no difference.)
-        part_loss = loss.sum() / total
-        part_loss.backward()
-        stats["policy_loss"] += part_loss.item()
-        if models.critic:
-            value = token_values(models.critic, part)
-            errors = value_loss(value, part["value"][mask], part["value_target"][mask])
-            part_loss = errors.sum() / total
-            part_loss.backward()
-            stats["value_loss"] += part_loss.item()
-    return stats
-
-
 def take_step(models):  # -> the norm of the policy's gradient, before it is clipped
-    """NOTE: it must not run under bf16_on_gpu. There the next forward pass would still use the bf16
-    copies of the old weights.
+    """NOTE: it must not run inside of `autocast`. There the next forward pass would still use the
+    bf16 copies of the old weights.
     """
     norms = []
-    for network in (models.policy, models.critic):
-        if network:
-            norm = nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM)
-            norms.append(norm.item())
+    for network in models.trained():
+        norm = nn.utils.clip_grad_norm_(network.parameters(), MAX_GRAD_NORM)
+        norms.append(norm.item())
     need(np.isfinite(norms).all(),
          "A gradient is not finite. If rewards and advantages are finite, lower --lr.")
     models.optimizer.step()
@@ -825,95 +753,7 @@ def take_step(models):  # -> the norm of the policy's gradient, before it is cli
     return norms[0]
 
 
-# ----------------------------------------------------------------------------------------- training
-def train(cfg, models=None, callback=None):  # -> rows of the log, models
-    """Plays, learns, evaluates and logs, cfg.iterations times.
-
-    callback(row, trajs, models, cfg) sees each row before it is logged, and may add columns to it.
-    If it returns True, the run ends. Row 0 is about the model before training and has no trajs.
-    """
-    cfg = replace(cfg)  # a copy, which is checked again, since settings may have been changed
-    models = models or load_models(cfg)
-    need(bool(models.critic) == cfg.uses_critic,
-         "PPO needs a critic among the models, GRPO none. Load them with the settings of this run.")
-    models.optimizer = models.optimizer or make_optimizer(models, cfg)
-    with runs.open_run(models, cfg) as run:  # with --resume, models get the weights of that run
-        cfg = run.cfg  # the same settings, with the run's folder in cfg.out
-        for i in range(len(run.rows), cfg.iterations + 1):
-            row, trajs = iterate(i, models, cfg)
-            finished = i == cfg.iterations or is_dead([*run.rows, row])
-            if cfg.eval_every and (finished or i % cfg.eval_every == 0):
-                columns, evaluated = evaluate(models, cfg, f"iteration {i}: ")
-                row |= columns
-                runs.log_samples(cfg, i, evaluated[:8], models.tok)
-            stop = finished or runs.asked_to_stop()
-            if callback and callback(row, trajs, models, cfg) is True:
-                stop = True
-            run.log(row)
-            if stop or i % cfg.save_every == 0:
-                runs.save(models, cfg)
-            if stop:
-                break
-    if i > 0 or cfg.eval_every:  # otherwise there is no curve
-        plots.curves({cfg.out: plots.load(cfg.out)}, f"{cfg.out}/curves.png")
-    runs.print_next_steps(cfg, i, is_dead(run.rows) and DEAD_AFTER)
-    return run.rows, models
-
-
-def is_dead(rows):
-    """True if the last DEAD_AFTER iterations made no update, because `learn` had nothing to learn
-    from. Further iterations would hardly change that.
-    """
-    last = rows[-DEAD_AFTER:]
-    return len(last) == DEAD_AFTER and all(row.get("updates") == 0 for row in last)
-
-
-def iterate(i, models, cfg):  # -> a row of the log, trajectories
-    """Plays, then learns. Iteration 0 is the model before training, which is only evaluated.
-
-    All randomness follows from (cfg.seed, i). So on a CPU a resumed run gets the same rows.
-    """
-    if i == 0:
-        return {"iteration": 0}, []
-    # Seeds below EVAL_SEEDS.stop belong to the held-out levels.
-    rng = np.random.default_rng([cfg.seed, i])
-    drawn = rng.integers(envs.EVAL_SEEDS.stop, 2 ** 31, cfg.prompts * cfg.online_k + 1).tolist()
-    level_seeds, sampling_seed = drawn[:-1], drawn[-1]
-
-    start = perf_counter()
-    trajs = rollout(models, level_seeds, cfg.rollouts, cfg, sampling_seed)
-    seconds_rollout = perf_counter() - start
-    check_ratios(trajs, models, cfg)
-
-    # Online-k: the groups are learned from in slices of P. While the policy learns from the first
-    # slices, the others grow stale: before the last one there were the updates of k - 1 slices.
-    start = perf_counter()
-    learned = []
-    for first in range(0, len(level_seeds), cfg.prompts):
-        slice_ = trajs[first * cfg.rollouts:(first + cfg.prompts) * cfg.rollouts]
-        learned.append(learn(slice_, models, cfg, sampling_seed + first))
-    seconds_update = perf_counter() - start
-
-    row = {"iteration": i, "seconds_rollout": seconds_rollout, "seconds_update": seconds_update}
-    return row | log_columns(trajs, returns(trajs, cfg), learned), trajs
-
-
-def learn(trajs, models, cfg, seed):  # -> batch, statistics of its gradient steps
-    """Chooses groups, computes advantages, and updates. (seed: for the order of minibatches)
-
-    Returns {}, [] if there is nothing to learn from. That is also so if a filter of your own keeps
-    no group.
-    """
-    N = cfg.rollouts
-    R = returns(trajs, cfg)  # (P,N)
-    kept = sorted(uncertainty_filter(R, cfg.keep).tolist())
-    if not kept or nothing_to_compare(R[kept], cfg):
-        return {}, []
-    chosen = [traj for group in kept for traj in trajs[group * N:(group + 1) * N]]
-    batch = compute_advantages(chosen, R[kept], models, cfg)
-    return batch, updates(batch, models, cfg, seed)
-
-
+# ------------------------------------------------------------------------------------------ the log
 def log_columns(trajs, R, learned):  # R (P,N); learned: the results of `learn`, one per slice
     """What the paper measures. Its figures call the mean return "reward". response_length is the
     number of tokens of all answers of an episode.
@@ -952,6 +792,77 @@ def thought_of(turn):  # -> text
     return answer.removeprefix("<think>").partition("</think>")[0]
 
 
+def logp_gap(trajs, models, cfg):  # -> mean absolute difference of log-probs, times temperature
+    """An update must find the log-probs that the rollout found, so that all ratios are 1 at first.
+
+    They differ by rounding (in bf16 more than in fp32), or if the model does not suit. The first
+    iteration refuses that. The longest episode is looked at, since a sliding window, for example,
+    shows only there.
+    """
+    longest = max(trajs, key=lambda traj: len(traj.ids))
+    batch = collate([longest], cfg.device)
+    new_logp = per_token(lambda part: token_logps(models.policy, part, cfg)[0], batch, cfg)
+    # Times the temperature, because log-probs are those of logits / temperature.
+    gap = (new_logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature
+    return gap.item()
+
+
+# ----------------------------------------------------------------------------------------- training
+def train(cfg, models=None, callback=None):  # -> rows of the log, models
+    """Plays, learns, evaluates and logs, cfg.iterations times.
+
+    callback(row, trajs, models, cfg) sees each row before it is logged, and may add columns to it.
+    If it returns True, the run ends. Row 0 is about the model before training and has no trajs.
+    """
+    cfg = folder.claim(cfg)  # cfg.out: a new folder, or that of --resume
+    if models is None:
+        models = load_models(cfg)
+    check_trainable(models, cfg)
+    if models.optimizer is None:
+        models.optimizer = make_optimizer(models, cfg)
+
+    with folder.lock(cfg.out), errors.ctrl_c_asks_to_stop(), device.torch_settings(models.policy):
+        rows = folder.open_log(models, cfg)  # with --resume, models get the weights of that run
+        with folder.progress_bar(rows, cfg) as bar:
+            for i in range(len(rows), cfg.iterations + 1):
+                row, trajs = iterate(i, models, cfg)
+                stop = i == cfg.iterations or is_dead([*rows, row])
+                if cfg.eval_every and (stop or i % cfg.eval_every == 0):
+                    columns, evaluated = evaluate(models, cfg, f"iteration {i}: ")
+                    row |= columns
+                    folder.log_samples(cfg, i, evaluated[:8], models.tok)
+                if callback is not None and callback(row, trajs, models, cfg) is True:
+                    stop = True
+                stop = stop or errors.asked_to_stop()
+                rows.append(row)
+                folder.log_row(row, bar, cfg)
+                if stop or i % cfg.save_every == 0:
+                    folder.save(models, cfg)
+                if stop:
+                    break
+    if i > 0 or cfg.eval_every:  # otherwise there is no curve
+        plots.curves({cfg.out: plots.load(cfg.out)}, f"{cfg.out}/curves.png")
+    folder.print_next_steps(rows, cfg, is_dead(rows))
+    return rows, models
+
+
+def check_trainable(models, cfg):
+    need((models.critic is not None) == cfg.uses_critic,
+         "PPO needs a critic among the models, GRPO none. Load them with the settings of this run.")
+    for network in models.trained():
+        need(any(weights.requires_grad for weights in network.parameters()),
+             "All weights of a network are frozen, so it cannot be trained. (A PeftModel is to be "
+             "loaded with is_trainable=True.)")
+
+
+def is_dead(rows):
+    """True if the last DEAD_AFTER iterations made no update, because `learn` had nothing to learn
+    from. Further iterations would hardly change that.
+    """
+    last = rows[-DEAD_AFTER:]
+    return len(last) == DEAD_AFTER and all(row.get("updates") == 0 for row in last)
+
+
 # --------------------------------------------------------------------------------------- evaluation
 def evaluate(models, cfg, when=""):  # -> columns of the log, trajectories
     """Plays one episode in each held-out level, and compares with random and optimal play.
@@ -959,178 +870,49 @@ def evaluate(models, cfg, when=""):  # -> columns of the log, trajectories
     when: what the printed line begins with, such as "iteration 10: ".
     """
     seeds = envs.EVAL_SEEDS[:cfg.eval_prompts]
-    at_once = min(EPISODES_AT_ONCE, runs.episodes_at_once(models.policy, cfg))
+    at_once = device.episodes_at_once(models.policy, cfg)
     trajs = []
     for first in range(0, len(seeds), at_once):
         trajs += play(seeds[first:first + at_once], models, cfg)
-    check_ratios(trajs, models, replace(cfg, temperature=EVAL_TEMPERATURE))
     success = np.mean([traj.success for traj in trajs])
     yardsticks = envs.mean_yardsticks(cfg.env, cfg.horizon, seeds, cfg.success_rate)
     random, optimal = yardsticks[:, cfg.horizon]
     env = envs.title(cfg.env)
-    runs.say(f"{when}{env} {plots.with_interval(success, len(trajs))}  "
-             f"random {random:.2f}  optimal {optimal:.2f}")
+    folder.say(f"{when}{env} {plots.with_interval(success, len(trajs))}  "
+               f"random {random:.2f}  optimal {optimal:.2f}")
     return {"eval": {env: success}, "yardsticks": {env: [random, optimal]}}, trajs
 
 
 def play(seeds, models, cfg):  # -> a trajectory for each seed
     """Plays one episode in the level of each seed, at the temperature of evaluations."""
-    return rollout(models, seeds, 1, replace(cfg, temperature=EVAL_TEMPERATURE), seeds[0])
+    return rollout(models, seeds, 1, as_evaluated(cfg), seeds[0])
 
 
-# ------------------------------------------------------------- the chat template and its tokens
-def render(tok, text, after_answer):  # -> text
-    """The chat template with one message, or what follows an answer if it is a later message."""
-    chat = [{"role": "user", "content": text}]
-    if not after_answer:
-        return apply_template(tok, chat)
-    dummy = [{"role": "user", "content": "."}, {"role": "assistant", "content": "(seam)"}]
-    _, seam, rest = apply_template(tok, dummy + chat).partition("(seam)")
-    need(seam, "The model's chat template changes or drops earlier answers. Take another model.")
-    # Some templates put a space after an answer. The model did not write it.
-    return rest.lstrip(" ")
-
-
-def apply_template(tok, chat):  # -> text
-    try:
-        return tok.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # templates are programs, and may raise anything
-        raise runs.UserError(f"The model's chat template fails: {runs.one_line(error):.300}. "
-                             f"Take another model.") from error
-
-
-def without_control_tokens(tok, text):
-    """The text of an environment is data. If it quotes a control token, such as <|im_end|>, that
-    becomes < |im_end|>, so that it cannot end the message.
-    """
-    for token in control_tokens(tok).values():
-        if len(token) > 2:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
-
-
-def control_tokens(tok):  # -> {id: text}
-    return {i: token.content for i, token in tok.added_tokens_decoder.items() if token.special}
-
-
-def end_tokens(models, cfg):  # -> ids that end an answer, that of the chat template comes first
-    """The chat template's is the first control token between an answer and the next message. After
-    it come the end tokens that the tokenizer and the model declare.
-    """
-    tok = models.tok
-    between, _, _ = render(tok, "(message)", after_answer=True).partition("(message)")
-    control = control_tokens(tok)
-    ends = [i for i in tok(between, add_special_tokens=False).input_ids if i in control][:1]
-    generation = getattr(models.policy, "generation_config", None)
-    declared = getattr(generation, "eos_token_id", None)  # a number, a list of them, or None
-    for i in (tok.eos_token_id, *(declared if isinstance(declared, list) else [declared])):
-        if i is not None and i not in ends:
-            ends.append(i)
-    need(ends, f"--model {cfg.model}: nothing in its chat template ends an answer, and it declares "
-               f"no end token. Take a model that was made for chat.")
-    return ends
-
-
-# ------------------------------------------------------------ does the model suit this program?
-def check_policy(policy, tok, cfg):
-    """Before anything is played: the model must see the state, and `read`, in two steps, must find
-    what a plain pass finds.
-
-    That refuses models whose attention cannot use KVCache, and models that change their logits
-    after the head, as Gemma 2 does, because `read` and `token_logps` leave that out.
-    """
-    traj = begin(seed=0, episode=0, group=0, tok=tok, cfg=cfg)
-    if cfg.trains:  # are there levels besides the held-out ones?
-        begin(seed=envs.EVAL_SEEDS.stop, episode=0, group=0, tok=tok, cfg=cfg)
-    check_template(tok, traj, cfg)
-    runs.check_longest_episode(policy, len(traj.ids), cfg)
-    try:
-        by_cache, plain = next_logps_in_two_ways(policy, traj, cfg)
-    except Exception as error:
-        if isinstance(error, runs.UserError) or runs.is_out_of_memory(error):
-            raise
-        raise runs.UserError(
-            f"--model {cfg.model} cannot be used here, because it fails with our KVCache: "
-            f"{runs.one_line(error)}. Take a model whose layers attend to all earlier tokens."
-        ) from error
-    gap = (by_cache.clamp(-1e4) - plain.clamp(-1e4)).abs().mean() * cfg.temperature
-    need(gap < FP32_ROUNDING,
-         f"--model {cfg.model} cannot be used here. It changes its logits after the output layer, "
-         f"or it does not attend to all earlier tokens: logits differ by {gap:.1g}.")
-
-
-def check_template(tok, traj, cfg):  # traj: has just begun
-    state = "".join(traj.env.render().split())
-    for after_answer in (False, True):
-        rendered = render(tok, message(traj.env, cfg, cfg.max_actions), after_answer)
-        need(state in "".join(rendered.split()),
-             f"--model {cfg.model}: the state of the game does not appear in its chat template. "
-             f"(Some templates take a list of parts instead of text. That of tiny drops all before "
-             f"an empty line.) Take another model, or change the state's text.")
-    unknown = traj.ids.count(tok.unk_token_id)
-    if unknown:
-        print(f"note: {cfg.model} does not know {unknown} of the {len(traj.ids)} words and symbols "
-              f"of its first message")
-
-
-@torch.no_grad()
-def next_logps_in_two_ways(policy, traj, cfg):  # -> by `read`, by a plain pass: (1,V) each
-    """In fp32 everywhere. In bf16 a logit of 16 or more is rounded to the next eighth, so that a
-    model that has learned much would look like one that cannot be used.
-    """
-    cache = KVCache()
-    ids = traj.ids
-    traj.ids = ids[:len(ids) // 2]
-    read(policy, cache, [traj], cfg)
-    traj.ids = ids
-    by_cache = read(policy, cache, [traj], cfg)
-    logits = policy(input_ids=torch.tensor([ids], device=cfg.device), use_cache=False).logits
-    return by_cache, (logits[:, -1].float() / cfg.temperature).log_softmax(-1)
-
-
-def check_ratios(trajs, models, cfg):
-    """An update must find the log-probs that the rollout found. So all ratios are 1 at first.
-
-    The longest episode is checked, since a sliding window, for example, shows only there.
-    """
-    longest = max(trajs, key=lambda traj: len(traj.ids))
-    batch = collate([longest], cfg.device)
-    new_logp = per_token(lambda part: token_logps(models.policy, part, cfg)[0], batch)
-    # Times the temperature, because log-probs are those of logits / temperature.
-    gap = (new_logp - batch["old_logp"])[batch["mask"]].abs().mean() * cfg.temperature
-    advice = ("Its dropout is on: call models.policy.eval()." if models.policy.training else
-              "Take a model whose layers attend to all earlier tokens.")
-    need(gap < rounding(cfg), f"{cfg.model} cannot be trained here, because the logits of rollout "
-                              f"and update differ by {gap:.1g}. {advice}")
-
-
-def rounding(cfg):  # -> how far apart two ways to the same logits may be, on average
-    with autocast():
-        in_bf16 = torch.is_autocast_enabled(torch.device(cfg.device).type)
-    # Measured in bf16: 0.004 for random weights, up to 0.051 in an episode of SmolLM2-135M.
-    return 0.1 if in_bf16 else FP32_ROUNDING
+def as_evaluated(cfg):  # -> settings
+    return replace(cfg, temperature=EVAL_TEMPERATURE)
 
 
 # ------------------------------------------------------------------------------------- the program
 def parse_config(argv=None):  # -> Config
-    return runs.parse_config(argv, Config)
+    return settings.parse(argv, Config)
 
 
 def main():
-    with runs.one_line_errors():
+    with errors.one_line_errors():
         cfg = parse_config()
         if cfg.trains:
             train(cfg)
             return
         models = load_models(cfg)
-        with runs.torch_settings(models.policy):
+        with device.torch_settings(models.policy):
             if cfg.eval_only:
                 _, trajs = evaluate(models, cfg)
+                chat.check_gap(logp_gap(trajs, models, as_evaluated(cfg)), models, cfg)
                 valid = fmean(turn["valid"] for traj in trajs for turn in traj.turns)
                 print(f"valid answers {valid:.2f}. The first episode:\n")
             else:
                 trajs = play([cfg.play], models, cfg)
-        print(runs.transcript(trajs[0], models.tok))
+        print(folder.transcript(trajs[0], models.tok))
 
 
 if __name__ == "__main__":
