@@ -344,11 +344,15 @@ def yardsticks(env, horizon):  # -> (2, horizon + 1)
     return np.array([random, optimal])
 
 
-@lru_cache
 def mean_yardsticks(name, horizon, seeds=EVAL_SEEDS, success_rate=None):  # -> (2, horizon + 1)
     if horizon > 200:  # the recursion goes so deep
         raise ValueError(f"Optimal play is known for 200 actions at most, not for {horizon}.")
-    env = make(name, success_rate)
+    return yardsticks_of_class(find_class(name), horizon, seeds, success_rate)
+
+
+@lru_cache  # by class, so that those of a file that was edited are calculated anew
+def yardsticks_of_class(env_class, horizon, seeds, success_rate):  # -> (2, horizon + 1)
+    env = make(env_class, success_rate)
     curves = []
     for seed in seeds:
         env.reset(seed)
@@ -375,8 +379,6 @@ def make(name, success_rate=None):  # -> Env
     success_rate is for lakes. If it is None, they keep their own.
     """
     env_class = find_class(name)
-    if not callable(env_class):
-        raise EnvError(f"{name} is not a class, but {env_class!r}.")
     try:
         env = env_class()
     except TypeError as error:
@@ -389,26 +391,28 @@ def make(name, success_rate=None):  # -> Env
 
 
 def find_class(name):
-    if isinstance(name, (type, partial)):
-        return name
-    if name in ENVS:
-        return ENVS[name]
+    known = ENVS.get(name, name)
+    if isinstance(known, (type, partial)):
+        return known
     file, _, class_name = str(name).rpartition(":")
-    if not Path(file).is_file():
+    if not file:
         raise EnvError(f"{name} is no environment. Choose one of {', '.join(ENVS)}, or give "
                        f"FILE.py:CLASS for one of your own.")
-    defined = run_file(str(Path(file).resolve()))
-    if class_name not in defined:
+    if not Path(file).is_file():
+        raise EnvError(f"There is no file {file} for {name}.")
+    defined = run_file(Path(file).resolve(), Path(file).stat().st_mtime_ns)
+    if not callable(defined.get(class_name)):
         raise EnvError(f"{file} does not define a class {class_name}.")
     return defined[class_name]
 
 
 @lru_cache  # running a file twice would define two classes of the same name
-def run_file(file):  # -> what it defines: {name: object}
-    if Path(file).resolve() == Path(sys.argv[0]).resolve():  # the script that is running
+def run_file(file, changed_at):  # -> what it defines: {name: object}
+    """changed_at: when the file was changed. If that is another time, it is run again."""
+    if file == Path(sys.argv[0]).resolve():  # the script that is running
         return vars(sys.modules["__main__"])
-    sys.path.append(str(Path(file).parent))  # it may import its neighbours
-    return runpy.run_path(file)
+    sys.path.append(str(file.parent))  # it may import its neighbours
+    return runpy.run_path(str(file))
 
 
 def title(name):  # -> "Guess" of "folder/my_world.py:Guess" or of the class Guess
@@ -417,8 +421,7 @@ def title(name):  # -> "Guess" of "folder/my_world.py:Guess" or of the class Gue
 
 if __name__ == "__main__":
     budgets = (1, 2, 5, 10, 15)
-    print(f"Success in % on {len(EVAL_SEEDS)} held-out levels, random / optimal, "
-          f"by number of actions")
+    print("Success in % on the held-out levels, random / optimal, by number of actions")
     print(f"{'actions:':18}" + "".join(f"{budget:>13}" for budget in budgets))
     for name in ENVS:
         random, best = 100 * mean_yardsticks(name, max(budgets))

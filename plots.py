@@ -31,9 +31,9 @@ TITLES = {
     "distinct": "different thoughts / thoughts\nnear 0 all thoughts are the same",
     "think_length": "words per thought\nnear 0 thoughts are empty",
     "response_length": "tokens per episode\nshorter answers, or fewer turns",
-    "policy_loss": "policy loss\nsays little about success",
+    "logp_gap": "log-prob gap of rollout and update\nshould be near 0, up to rounding",
+    "clip_fraction": "share of clipped tokens\nnear 0 until the policy has moved",
     "value_loss": "value loss\nerrors of the critic",
-    "clip_fraction": "share of clipped tokens\n0 in the first update after a rollout",
     "turns": "turns per episode\nfewer: it ends sooner",
 }
 # The dashboard has a row for each question, with a panel for each of its columns that was logged.
@@ -42,14 +42,18 @@ QUESTIONS = {
     "Look here first: does it win?": ("eval", "success", "reward", "valid"),
     "How does it learn?": ("reward_std", "kl", "grad_norm", "grad_norm_max"),
     "What does it write?": ("entropy", "distinct", "think_length", "response_length"),
-    "What do the updates do?": ("policy_loss", "value_loss", "clip_fraction", "turns")}
+    "What do the updates do?": ("logp_gap", "clip_fraction", "value_loss", "turns")}
 # Columns of your own, which a callback has added, get a row at the end. These get no panel.
-NOT_DRAWN = {"iteration", "updates", "tokens", "seconds_rollout", "seconds_update", "eval",
-             "yardsticks", "kept", "seconds"}  # the last two are of older logs
+# (policy_loss says little about success.)
+NOT_DRAWN = {"iteration", "updates", "tokens", "seconds_rollout", "seconds_update", "policy_loss"}
 # Shares are drawn from 0 to 1, so that a flat curve looks flat.
 SHARES = {"success", "valid", "distinct", "clip_fraction"}
+# These vanish, and jump, by factors of a thousand.
+LOGARITHMIC = {"grad_norm", "grad_norm_max", "logp_gap"}
 SIGNALS = ("success", "valid", "distinct", "reward_std", "entropy", "grad_norm_max")
-STYLE = ["petroff10", {  # petroff10: ten colours that all readers can tell apart
+# Matplotlib's defaults come first, so that your own matplotlibrc changes nothing. petroff10 has ten
+# colours that all readers can tell apart.
+STYLE = ["default", "petroff10", {
     "axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 9.5, "axes.formatter.min_exponent": 4,
     "font.size": 9.5, "legend.fontsize": 8, "lines.markersize": 3, "savefig.dpi": 90,
     "figure.constrained_layout.use": True}]
@@ -62,7 +66,7 @@ class Run:
     rows: list  # of log.jsonl: dicts {"iteration": 3, "reward": 1.2, ...}. Row 0: before training
 
     def __post_init__(self):
-        """"eval": {"sokoban": 0.4} becomes a column "eval sokoban"."""
+        """The row {"eval": {"sokoban": 0.4}} gets a column "eval sokoban", too."""
         self.yardsticks = {}  # {environment: [success of random play, of optimal play]}
         for row in self.rows:
             for env, success in row.get("eval", {}).items():
@@ -76,15 +80,15 @@ class Run:
 
 
 def load(folder):  # -> Run
-    """A setting that an older run has not saved gets the value that it had by default then."""
     folder = Path(folder).expanduser()
-    defaults = {"model": "", "eval_prompts": 256, "online_k": 1, "algo": "ppo", "starpo_s": False}
     try:
-        config = defaults | json.loads(Path(folder, "config.json").read_text())
-        lines = Path(folder, "log.jsonl").read_text().split("\n")
-        rows = [json.loads(line) for line in lines[:-1]]  # the last line may be unfinished
-        if "env" not in config or not all("iteration" in row for row in rows):
-            raise ValueError("no environment, or a row without iteration")
+        config = json.loads(Path(folder, "config.json").read_text())
+        lines = Path(folder, "log.jsonl").read_text().split("\n")[:-1]  # the last may be unfinished
+        # They are read as one list, so that an error names the line.
+        rows = json.loads("[" + ",\n".join(lines) + "]")
+        complete = {"env", "model", "eval_prompts", "online_k"} <= config.keys()
+        if not complete or not all("iteration" in row for row in rows):
+            raise ValueError("a setting is missing, or a row has no iteration")
         return Run(config, rows)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is not the folder of a run, or its config.json or log.jsonl is "
@@ -124,6 +128,7 @@ def peak_and_collapse(run):  # -> iteration of the peak, iteration of the collap
     iterations, success = run.series("success")
     width = min(WINDOW, len(success))
     means = np.convolve(success, np.ones(width) / width, "valid")  # [i]: of success[i:i + width]
+    means = means.round(9)  # so that equal means are equal
     peak = means.argmax()
     below_half = success < means[peak] / 2
     for i in range(peak, len(success) - COLLAPSED_FOR + 1):
@@ -134,18 +139,18 @@ def peak_and_collapse(run):  # -> iteration of the peak, iteration of the collap
 
 # ------------------------------------------------------------------------ what all pictures share
 @contextlib.contextmanager
-def picture(out, width, height):  # -> a figure, which is saved at the end of `with`
+def picture(out, width, height, legend=0):  # legend: its lines -> a figure, saved after `with`
     """matplotlib is imported here, so that training need not wait for it."""
     import matplotlib.style
     from matplotlib.figure import Figure  # it needs no display, unlike pyplot
     with matplotlib.style.context(STYLE):
-        fig = Figure(figsize=(width, height))
+        fig = Figure(figsize=(width, height + 0.19 * legend))  # inches
         yield fig
         fig.savefig(out)
 
 
-def line_style(number):  # of a run -> keywords for `plot`: ten colours, then dashed, then dotted
-    return {"color": f"C{number % 10}", "ls": ("-", "--", ":")[number // 10 % 3]}
+def line_style(number):  # of a run -> keywords for `plot`: ten colours, then dashed, and so on
+    return {"color": f"C{number % 10}", "ls": ("-", "--", ":", "-.")[number // 10 % 4]}
 
 
 def draw_training(ax, runs, column):  # lines bridge iterations without the column
@@ -154,7 +159,7 @@ def draw_training(ax, runs, column):  # lines bridge iterations without the colu
         style = line_style(number)
         ax.plot(iterations, values, lw=0.7, marker=".", **style)
         ax.plot(iterations, running_median(values), lw=2, label=label, **style)
-    scale = "log" if column.startswith("grad_norm") else "share" if column in SHARES else "linear"
+    scale = "log" if column in LOGARITHMIC else "share" if column in SHARES else "linear"
     finish_panel(ax, TITLES.get(column, column), scale=scale)
 
 
@@ -200,7 +205,6 @@ def finish_panel(ax, title, xlabel="iteration", scale="share"):  # after its lin
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(title=title, xlabel=xlabel)
     if scale == "log":
-        # Gradients vanish, and jump, by factors of a thousand.
         ax.set_yscale("log")
         return
     low, high = ax.get_ylim()
@@ -229,13 +233,11 @@ def plain(text):  # matplotlib takes what is between two $ for a formula
 # ----------------------------------- the three pictures. runs: {label: Run}, out: the file; -> out
 def curves(runs, out, questions=None):  # questions: None for QUESTIONS
     """Everything that was logged, in a row of panels for each question."""
-    panels = panels_of(runs, questions or QUESTIONS)
-    if not questions:
-        panels |= others(runs)
+    panels = panels_of(runs, questions)
     if not panels:
         raise ValueError("There is no curve yet, because nothing was trained or evaluated.")
     width = max(4, max(len(columns) for columns in panels.values()))
-    with picture(out, 3 * width, 3 * len(panels) + 0.6) as fig:
+    with picture(out, 3 * width, 3 * len(panels) + 0.4, legend=len(runs)) as fig:
         rows = fig.subfigures(len(panels), squeeze=False).flat
         for row, (question, columns) in zip(rows, panels.items()):
             row.suptitle(question, x=0.01, ha="left", weight="bold")
@@ -254,8 +256,11 @@ def panels_of(runs, questions):  # -> {question: those of its columns that were 
     logged = set()
     for run in runs.values():
         for row in run.rows:
-            logged.update(row)
-    evaluations = [column for column in sorted(logged) if column.startswith("eval ")]
+            logged.update(name for name, x in row.items() if isinstance(x, (int, float)))
+    evaluations = sorted(column for column in logged if column.startswith("eval "))
+    if questions is None:
+        others = logged.difference(NOT_DRAWN, evaluations, *QUESTIONS.values())
+        questions = QUESTIONS | {"What else was logged?": sorted(others)}
     panels = {}
     for question, columns in questions.items():
         found = []
@@ -269,36 +274,23 @@ def panels_of(runs, questions):  # -> {question: those of its columns that were 
     return panels
 
 
-def others(runs):  # -> {question: columns that no question of ours has}
-    known = NOT_DRAWN.union(*QUESTIONS.values())
-    found = set()
-    for run in runs.values():
-        for row in run.rows:
-            found.update(column for column, value in row.items()
-                         if isinstance(value, (int, float)) and not column.startswith("eval "))
-    return {"What else was logged?": sorted(found - known)} if found - known else {}
-
-
 def collapse(runs, out):
     """SIGNALS of one or several runs, with the peak (dotted) and the collapse of each.
 
     Of one run, everything after the collapse is grey. Of several, each collapse is a dashed line.
     """
     alone = len(runs) == 1
-    with picture(out, 10, 7 + 0.4 * len(runs)) as fig:
-        marks = "grey: after the collapse" if alone else "dashed: collapse"
-        titles = [subjects(runs)]
-        for label, run in runs.items():
-            titles.append(f"{label}: {verdict(run)}")
-        titles.append(f"thin: each iteration; thick: running median; dotted: peak; {marks}")
-        fig.suptitle("\n".join(titles))
+    marks = "grey: after the collapse" if alone else "dashed: collapse"
+    runs = {f"{label}: {verdict(run)}": run for label, run in runs.items()}
+    with picture(out, 10, 7.2, legend=len(runs)) as fig:
+        fig.suptitle(f"{subjects(runs)}\n"
+                     f"thin: each iteration; thick: running median; dotted: peak; {marks}")
         axes = fig.subplots(3, 2).flat
         for ax, column in zip(axes, SIGNALS):
             draw_training(ax, runs, column)
             for number, run in enumerate(runs.values()):
                 mark_collapse(ax, run, "0.4" if alone else f"C{number % 10}", grey=alone)
-        if not alone:
-            add_legend(fig, axes[0])
+        add_legend(fig, axes[0])
     return out
 
 
@@ -325,21 +317,29 @@ def mark_collapse(ax, run, color, grey):
         ax.axvline(collapsed_at, color=color, ls="--", lw=2)
 
 
+# Beside k and seed: iterations and evaluations follow from k, and the others change no learning.
+# (mi_every is of runs that are shipped.)
+MAY_DIFFER = {"online_k", "seed", "iterations", "eval_every", "save_every", "out", "resume",
+              "device", "micro_tokens", "mi_every"}
+
+
 def online_k(runs, out):
     """Fig. 10: success on held-out levels against the number of updates, one curve for each k.
 
     With --online-k k, a rollout is learned from in k slices, and before the last one there were the
     updates of k - 1 others. So the larger k is, the staler is what the policy learns from.
     If there are several runs of one k, which differ in their seeds, their mean is drawn, with a
-    thin line for each.
+    thin line for each. Between two evaluations it is the mean of these lines.
     """
-    methods = {method_of(run) for run in runs.values()}
-    if len(methods) > 1:
-        raise ValueError(f"online-k compares runs of one environment and method, but these are of "
-                         f"{' and '.join(sorted(methods))}.")
-    env = envs.title(next(iter(runs.values())).config["env"])
+    first = next(iter(runs.values())).config
+    env = envs.title(first["env"])
     by_k = defaultdict(list)
     for label, run in runs.items():
+        differ = [name for name, x in run.config.items()
+                  if x != first.get(name) and name not in MAY_DIFFER]
+        if differ:
+            raise ValueError(f"online-k compares runs that differ in k and seed alone, but {label} "
+                             f"differs in {', '.join(differ)}.")
         updates, success = evaluations(run, env)
         if not updates:
             raise ValueError(f"{label} has no evaluation. It was trained with --eval-every 0.")
@@ -354,19 +354,14 @@ def online_k(runs, out):
                 label = f"k = {k}: mean of {len(seeds)} seeds"
                 for updates, success in seeds:
                     ax.plot(updates, success, color=color, lw=0.7)
-            # A mean needs all seeds. (Where a seed has skipped updates, theirs are averaged, too.)
-            shortest = min(len(updates) for updates, _ in seeds)
-            updates, success = np.mean([np.array(seed)[:, :shortest] for seed in seeds], axis=0)
-            ax.plot(updates, success, "-o", color=color, lw=2, label=label)
+            end = min(updates[-1] for updates, _ in seeds)  # a mean needs all seeds
+            at = sorted({n for updates, _ in seeds for n in updates if n <= end})
+            mean = np.mean([np.interp(at, *seed) for seed in seeds], axis=0)
+            ax.plot(at, mean, "-o", color=color, lw=2, label=label)
         draw_yardsticks(ax, runs, env)
         finish_panel(ax, f"success on held-out levels, {env}", xlabel="updates")
         ax.legend(loc="lower right")
     return out
-
-
-def method_of(run):  # -> "bandit-ppo-s"
-    starpo_s = "-s" if run.config["starpo_s"] else ""
-    return f"{envs.title(run.config['env'])}-{run.config['algo']}{starpo_s}"
 
 
 def evaluations(run, env):  # -> updates so far, success; of each evaluation
