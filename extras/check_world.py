@@ -8,7 +8,8 @@
 If there are mistakes, one line names the first of them. If not, one line says what to expect, and
 others may follow with what is worth knowing, such as words that the model does not know.
 
-In a notebook: check(Guess), with your class.
+In a notebook: check(Guess), with your class. Only of a file it is checked that other processes draw
+the same levels.
 """
 import argparse
 import contextlib
@@ -16,6 +17,7 @@ import inspect
 import math
 import os
 import re
+import subprocess
 import sys
 import traceback
 from numbers import Real
@@ -28,8 +30,8 @@ import numpy as np
 import transformers
 
 import envs
-import runs
-from runs import UserError, need, one_line
+from support import errors, loading
+from support.errors import UserError, need, one_line
 
 # A level may have so many states. With more, exact yardsticks would take hours.
 MOST_STATES = 20_000
@@ -92,8 +94,6 @@ def check(name, tok=None, horizon=10):
     need(1 <= horizon <= 200, f"An episode may have {horizon} actions. Yardsticks are calculated "
                               f"for 1 to 200.")
     with blame(name):
-        found = envs.find_class(name)
-        want(callable(found), f"it is no class, but {found!r}")
         env = envs.make(name)
         check_class(env)
         check_draw(env)
@@ -106,12 +106,17 @@ def check(name, tok=None, horizon=10):
         if tok is not None:
             check_actions(env, tok)
             unknown = unknown_words(texts, tok)
+        if isinstance(name, str):
+            check_other_processes(name)
     print(f"{label(name)}: success in {horizon} actions, "
           f"random {random:.2f}, optimal {optimal:.2f}")
     hopeless = np.sum(success[:, 1] == 0)
     if hopeless:
         print(f"  {hopeless} of {len(success)} levels cannot be won in so many")
-    tell_of_few_levels(env)
+    held_out = {repr(envs.find_level(type(env), env.draw_args, seed)) for seed in envs.EVAL_SEEDS}
+    if env.split and len(held_out) < len(envs.EVAL_SEEDS) / 2:
+        print(f"  only {len(held_out)} different levels are held out. The {len(envs.EVAL_SEEDS)} "
+              f"episodes of an evaluation repeat them, so its interval is not about other levels")
     if unknown:
         print(f"  the model does not know these words of `render`, and reads them all alike: "
               f"{' '.join(unknown)[:MOST_TEXT]}")
@@ -150,18 +155,6 @@ def counted(env, horizon):  # -> env.outcomes, which complains when it is asked 
         return outcomes(state, action)
 
     return counting
-
-
-def tell_of_few_levels(env):
-    held_out = count_levels(env, envs.EVAL_SEEDS)
-    if env.split and held_out < 20:
-        trained = count_levels(env, TRAINING_SEEDS)
-        print(f"  only {held_out} levels are held out, {trained} are for training. "
-              f"With split = False none would be held out")
-
-
-def count_levels(env, seeds):  # -> how many different ones these seeds draw
-    return len({repr(envs.find_level(type(env), env.draw_args, seed)) for seed in seeds})
 
 
 # --------------------------------------------------------------------------------- the class itself
@@ -204,9 +197,6 @@ def check_draw(env):
         want(repr(one) == repr(other),
              f"`draw` gave {one!r}, then for the same seed {other!r}. It must take all random "
              f"numbers from `rng`, and return plain values")
-        want(not has_words_in_a_set(one),
-             f"`draw` returned {one!r}. A set of words has another order in every process, and "
-             f"with it other levels are held out. Take a sorted tuple")
 
 
 def takes_self(env_class):  # is its `draw` a plain method?
@@ -214,18 +204,23 @@ def takes_self(env_class):  # is its `draw` a plain method?
     return plain and "self" in inspect.signature(env_class.draw).parameters
 
 
-def has_words_in_a_set(x):  # anywhere in it
-    if isinstance(x, (set, frozenset)):
-        return "'" in repr(x)  # also if the words are in tuples
-    if isinstance(x, dict):
-        x = x.values()
-    elif not isinstance(x, (tuple, list)):
-        return False
-    return any(has_words_in_a_set(part) for part in x)
-
-
 def draw(env, seed):
     return type(env).draw(np.random.default_rng(seed), *env.draw_args)
+
+
+def check_other_processes(name):
+    """In each process Python hashes words, and so orders a set of them, in another way. Five
+    processes are asked, since two may agree by chance.
+    """
+    code = ("import sys, envs; env = envs.make(sys.argv[1]); "
+            "print([envs.find_level(type(env), env.draw_args, seed) for seed in range(40)])")
+    levels = set()
+    for seed in range(5):
+        process = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", code, name]
+        levels.add(subprocess.check_output(command, env=os.environ | process))
+    want(len(levels) == 1, "`draw` gives other levels in another process, which may train on those "
+                           "that are held out here. Take sorted tuples in place of sets")
 
 
 # ---------------------------------------------------------------------------- the states of a level
@@ -256,10 +251,6 @@ def check_render(env):
     want("\n\n" not in text,
          f"`render` must return one paragraph, without an empty line, but it returned {text!r}")
     check_letters("what `render` returned", text)
-    facts = getattr(env, "facts", None)  # for extras/thoughts.py
-    if facts:
-        want(isinstance(facts(), dict), f"`facts` must return a dict, but it returned {facts()!r}")
-        re.compile(getattr(env, "claim", None) or "")
 
 
 def check_won(env, start):
@@ -345,7 +336,7 @@ def unknown_words(texts, tok):  # -> words of the texts that the tokenizer lacks
 
 def load_tokenizer(model):
     try:
-        return transformers.AutoTokenizer.from_pretrained(runs.weights_of(model))
+        return transformers.AutoTokenizer.from_pretrained(loading.weights_of(model))
     except Exception as error:  # transformers raises many kinds
         raise UserError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error)}"
                         ) from error
@@ -359,7 +350,7 @@ def main():
     parser.add_argument("--max-actions", type=int, default=10, help="actions of an episode")
     args = parser.parse_args()
     sys.stdout.reconfigure(errors="replace")  # not every terminal has a √
-    with runs.one_line_errors():
+    with errors.one_line_errors():
         check(args.env, load_tokenizer(args.model), args.max_actions)
 
 

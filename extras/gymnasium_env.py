@@ -9,7 +9,6 @@ Levels that are held out for evaluation do not occur. An episode has no limit, b
 gymnasium.wrappers.TimeLimit sets one. The task in words is env.unwrapped.game.instruction.
 """
 import argparse
-import string
 import sys
 from pathlib import Path
 
@@ -27,7 +26,9 @@ class TextEnv(gymnasium.Env):
     def __init__(self, name, success_rate=None):
         self.game = envs.make(name, success_rate)
         self.action_space = gymnasium.spaces.Discrete(len(self.game.actions))
-        self.observation_space = gymnasium.spaces.Text(10_000, charset=string.printable + "√")
+        # A world may have letters of its own. These are those of nearly all scripts, and emojis.
+        letters = frozenset(map(chr, range(0x20000)))
+        self.observation_space = gymnasium.spaces.Text(10_000, charset=letters)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)  # it seeds self.np_random
@@ -36,6 +37,7 @@ class TextEnv(gymnasium.Env):
         return self.game.reset(level, options)
 
     def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
         return self.game.step(self.game.actions[action])
 
     def render(self):

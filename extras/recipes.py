@@ -20,7 +20,7 @@ import transformers
 
 import plots
 import ragen_mini as rm
-import runs
+from support import device, errors, loading
 
 
 def only_if(fits, message):
@@ -29,7 +29,7 @@ def only_if(fits, message):
     train = rm.train
 
     def train_if_it_fits(cfg, *rest, **named):
-        runs.need(fits(cfg), message)
+        errors.need(fits(cfg), message)
         return train(cfg, *rest, **named)
     rm.train = train_if_it_fits
 
@@ -121,14 +121,14 @@ def gspo():
         adv = part["adv"].sum(1) / length  # all its tokens have the same, but for KL penalties
         return -torch.min(ratio * adv, ratio.clamp(1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
 
-    @rm.bf16_on_gpu
     def add_gradients(batch, rows, models, cfg):  # -> statistics
         total = 0.0
-        for _, part in rm.micro_batches(batch, rows):
-            logp, _ = rm.token_logps(models.policy, part, cfg)
-            loss = of_episodes(part, logp, cfg).sum() / len(rows)
-            loss.backward()
-            total += loss.item()
+        with device.autocast(cfg.device):
+            for _, part in rm.micro_batches(batch, rows, cfg.micro_tokens):
+                logp, _ = rm.token_logps(models.policy, part, cfg)
+                loss = of_episodes(part, logp, cfg).sum() / len(rows)
+                loss.backward()
+                total += loss.item()
         return {"policy_loss": total}
     rm.add_gradients = add_gradients
 
@@ -175,7 +175,7 @@ def sgd():
     """Gradient descent with momentum wants its own rates, such as --lr 0.05 --critic-lr 0.01."""
     def make_optimizer(models, cfg):
         groups = [{"params": models.policy.parameters(), "lr": cfg.lr}]
-        if models.critic:
+        if models.critic is not None:
             groups.append({"params": models.critic.parameters(), "lr": cfg.critic_lr})
         return torch.optim.SGD(groups, momentum=0.9)
     rm.make_optimizer = make_optimizer
@@ -227,13 +227,13 @@ def warm_up(steps=40):
 
 # ----------------------------------------------------------------------------------- other networks
 def lora():
-    """Low-rank adapters, from the package peft. The checkpoint holds the adapter alone."""
+    """Low-rank adapters in all layers, from the package peft. The checkpoint holds them alone."""
     import peft
     load_models = rm.load_models
 
     def load_with_adapters(cfg):
         models = load_models(cfg)
-        adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])
+        adapters = peft.LoraConfig(r=8, target_modules="all-linear")  # but for the output layer
         models.policy = peft.get_peft_model(models.policy, adapters)
         return models
     rm.load_models = load_with_adapters
@@ -248,7 +248,7 @@ def own_model():
         if cfg.model != "tiny":  # to --play a run of this recipe
             return load_models(cfg)
         torch.manual_seed(cfg.seed)
-        tok = transformers.AutoTokenizer.from_pretrained(runs.TINY)
+        tok = transformers.AutoTokenizer.from_pretrained(loading.TINY)
         shape = transformers.LlamaConfig(
             vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=2, ragen_mini_presets="tiny", num_labels=1)
@@ -275,7 +275,7 @@ def bf16():
 
 
 def calculate_in_bf16(enabled=True):
-    rm.autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled)
+    device.autocast = lambda _: torch.autocast("cpu", torch.bfloat16, enabled=enabled)
 
 
 def read_once():
@@ -290,16 +290,16 @@ def read_once():
 def read_messages_once(models):
     rm.micro_batches = alike_together
     for network in (models.policy, models.critic, models.ref):
-        if network:
+        if network is not None:
             share_beginning(network)
     return models
 
 
-def alike_together(batch, rows):  # yields what rm.micro_batches yields
+def alike_together(batch, rows, limit):  # yields what rm.micro_batches yields
     """All rows of a micro-batch have one first message, which counts once. Apart from that it is as
     there: rows of similar length go together, in bounded memory.
     """
-    limit = 2 * runs.tokens_of_a_pass(rm.MICRO_TOKENS)  # twice as many, since a message counts once
+    limit *= 2  # since a message counts once
     length = (batch["mask"].cumsum(1).argmax(1) + 1).tolist()
     by_message = {}  # {first message: rows}
     for row in sorted(rows, key=lambda row: length[row]):
@@ -394,7 +394,7 @@ def information(trajs, models, cfg):  # -> nats, at most log P; None if there is
     if not pairs:
         return 0.0
     batch = rm.collate(pairs, cfg.device)
-    logps = rm.per_token(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch)
+    logps = rm.per_token(lambda part: rm.token_logps(models.policy, part, cfg)[0], batch, cfg)
     logp = logps.sum(1).view(len(own), len(prompts))  # of thought i after prompt j
     terms = logp[range(len(own)), own] - logp.logsumexp(1) + math.log(len(prompts))
     return terms.sum().item() / len(found)
@@ -418,13 +418,13 @@ RECIPES = {recipe.__name__: recipe for recipe in (
 def main():
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in RECIPES:
-        with runs.one_line_errors():
+        with errors.one_line_errors():
             for known, recipe in RECIPES.items():
                 print(f"{known:24}{inspect.getdoc(recipe).splitlines()[0]}")
             print("\nChoose one: python extras/recipes.py rloo --env bandit --algo grpo")
             sys.stdout.flush()
         sys.exit(0 if name in ("-h", "--help") else f"There is no recipe {name}.")
-    sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # so a run has the recipe's name, see runs.script
+    sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # so a run has the recipe's name, see folder.script
     try:
         RECIPES[name]()
     except ImportError as error:

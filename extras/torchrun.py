@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,8 +28,8 @@ import torch.distributed as dist
 import torch.distributed.nn
 
 import ragen_mini as rm
-import runs
-from runs import need
+from support import errors, folder
+from support.errors import need
 
 # torchrun tells each process its number.
 RANK = int(os.environ.get("RANK", 0))
@@ -37,42 +38,43 @@ PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 
 def main():
     sys.argv[0] = "ragen_mini.py"  # the same method, so a run of either goes on with the other
-    with runs.one_line_errors(), contextlib.nullcontext() if RANK == 0 else silence():
+    with errors.one_line_errors(), contextlib.ExitStack() as others:
+        if RANK > 0:
+            write_and_say_nothing(others)
         cfg = rm.parse_config()
         join_others(cfg)
         rm.rollout, rm.add_gradients = rollout, add_gradients
-        if RANK == 0:
-            work(cfg)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                work(in_folder(cfg, folder))
+        errors.asked_to_stop = one_was_asked_to_stop
+        rm.train(cfg)
+        errors.asked_to_stop = this_one_was_asked_to_stop
         # When one process leaves with an exit code, torchrun ends all. So rank 0 must have saved.
         from_all(None)
         dist.destroy_process_group()
 
 
+def write_and_say_nothing(until):  # until: the stack at whose end this ends
+    nowhere = until.enter_context(open(os.devnull, "w"))
+    until.enter_context(contextlib.redirect_stdout(nowhere))
+    until.enter_context(contextlib.redirect_stderr(nowhere))
+    temporary = until.enter_context(tempfile.TemporaryDirectory())
+    folder.claim = lambda cfg: replace(cfg, out=temporary)
+    folder.save = lambda models, cfg: folder.write_settings(cfg)  # rank 0 has the same weights
+
+
 def join_others(cfg):
     need("RANK" in os.environ, "This script is started by torchrun: "
                                "torchrun --nproc-per-node 2 extras/torchrun.py")
+    need(cfg.trains, "This script trains. For --eval-only and --play take ragen_mini.py.")
     need(PROCESSES <= cfg.prompts, f"There are {PROCESSES} processes, but --prompts is "
                                    f"{cfg.prompts}. Each process must play a group.")
     if cfg.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
-    # Now all have read the settings of --resume RUN, which rank 0 is about to write anew.
-    from_all(None)
-
-
-def work(cfg):
-    if cfg.trains:
-        rm.train(cfg, callback=one_was_asked_to_stop)
-    else:
-        rm.parse_config = lambda: cfg
-        rm.main()
 
 
 # ---------------------------------------------------------------------------- what is done together
 rollout_alone, add_gradients_alone = rm.rollout, rm.add_gradients
+this_one_was_asked_to_stop = errors.asked_to_stop
 
 
 def from_all(x):  # -> [x of rank 0, x of rank 1, ...]
@@ -125,30 +127,11 @@ def add_gradients(batch, rows, models, cfg):  # as rm.add_gradients
     return of_all
 
 
-def one_was_asked_to_stop(row, trajs, models, cfg):  # a callback of rm.train
+def one_was_asked_to_stop():
     """A signal may reach one process before its iteration ends, and another one after that. So all
-    ask all. `train` has asked its own process just before, and what it saw then is seen here, too.
+    ask all, at the same place of `train`.
     """
-    return any(from_all(runs.asked_to_stop()))
-
-
-# --------------------------------------------------------------------- processes that do not write
-@contextlib.contextmanager
-def silence():
-    with open(os.devnull, "w") as nowhere:
-        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            yield
-
-
-def in_folder(cfg, folder):  # -> settings of a run in this folder, which saves no checkpoint
-    runs.save = lambda models, cfg: runs.write_settings(cfg)  # rank 0 has the same weights
-    run = Path(folder, "run")
-    if not cfg.resume:
-        return rm.replace(cfg, out=str(run))
-    run.mkdir()
-    saved = Path(cfg.resume, "checkpoint").expanduser().resolve()
-    Path(run, "checkpoint").symlink_to(saved)  # which is only read
-    return rm.replace(cfg, resume=str(run))
+    return any(from_all(this_one_was_asked_to_stop()))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ It loads RUN's checkpoint, plays the iteration that would come next, and trains 
 the best and the worst episode of the group whose returns differ most. Nothing but the page is
 written to RUN.
 
-The method is that of ragen_mini.py, also if another script has trained the run. If that script has
-networks or an optimizer of its own, it is refused.
+The method is that of ragen_mini.py, also if another script has trained the run.
 """
 import argparse
 import json
@@ -17,52 +16,21 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-
 import ragen_mini as rm
-import runs
-from runs import UserError, need
+from support import device, errors, folder
 
 
 def xray(run):  # -> path of the page
-    run = Path(run).expanduser()
-    need(Path(run, "checkpoint").is_dir(), f"{run} is not the folder of a run with a checkpoint.")
-    cfg = rm.parse_config(["--resume", str(run)])
-    models, state = load(run, cfg)
-    i = len(state["log"].splitlines())  # the log begins with iteration 0
-    with runs.torch_settings(models.policy):
-        trajs, learned = iterate(i, models, cfg)
-        episodes = two_episodes(trajs, learned, models, cfg)
-    title = f"{run}, iteration {i}"
-    if state["script"] not in ("ragen_mini", runs.script()):
-        title += f" (of a run by {state['script']}, but played and learned by ragen_mini alone)"
-    page = Path(run, "xray.html")
-    page.write_text(make_page(title, episodes), encoding="utf-8")
-    return page
-
-
-def load(run, cfg):  # -> models, trainer.pt
-    file = Path(run, "checkpoint", "trainer.pt")
-    state = runs.load_trainer(run)
-    need(state["log"], f"{file} is damaged, because the log in it is empty.")
-    for name in ("env", "algo", "seed"):  # as runs.restore does
-        was, now = state["settings"].get(name), getattr(cfg, name)
-        need(was == now, f"{run}: its checkpoint is of a run with {runs.option(name)} {was}, but "
-                         f"its config.json says {now}. Were files of two runs mixed up?")
+    cfg = rm.parse_config(["--resume", run])
     models = rm.load_models(cfg)
     models.optimizer = rm.make_optimizer(models, cfg)
-    try:
-        assert settings(state["optimizer"]) == settings(models.optimizer.state_dict())
-        for name, part in vars(models).items():
-            if part and name in state:
-                part.load_state_dict(state[name])
-    except Exception as error:  # torch raises many kinds
-        raise UserError(f"{file} does not fit to ragen_mini.py. It is damaged, or the script that "
-                        f"trained {run} has networks or an optimizer of its own.") from error
-    return models, state
-
-
-def settings(optimizer):  # its state_dict -> names of its settings, by which Adam and SGD differ
-    return [group.keys() for group in optimizer["param_groups"]]
+    i = len(folder.restore(models, cfg).splitlines())  # the log begins with iteration 0
+    with device.torch_settings(models.policy):
+        trajs, learned = iterate(i, models, cfg)
+        episodes = two_episodes(trajs, learned, models, cfg)
+    page = Path(run, "xray.html").expanduser()
+    page.write_text(make_page(f"{run}, iteration {i}", episodes), encoding="utf-8")
+    return page
 
 
 def iterate(i, models, cfg):  # -> trajectories, what `learn` has returned for each slice of them
@@ -77,7 +45,7 @@ def iterate(i, models, cfg):  # -> trajectories, what `learn` has returned for e
     try:
         _, trajs = rm.iterate(i, models, cfg)
     finally:
-        rm.learn = learn
+        rm.learn = learn  # a notebook goes on
     return trajs, learned
 
 
@@ -117,7 +85,7 @@ def two_episodes(trajs, learned, models, cfg):  # -> list of dicts; one, if a gr
 
 
 def ratios(part, models, cfg):  # (2,T-1): after the updates
-    logp = rm.per_token(lambda some: rm.token_logps(models.policy, some, cfg)[0], part)
+    logp = rm.per_token(lambda some: rm.token_logps(models.policy, some, cfg)[0], part, cfg)
     return (logp - part["old_logp"]).exp()
 
 
@@ -140,7 +108,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     args = parser.parse_args()
-    with runs.one_line_errors():
+    sys.argv[0] = "ragen_mini.py"  # by which the method is named that plays and learns
+    with errors.one_line_errors():
         print(f"open in a browser: {xray(args.run)}")
 
 

@@ -5,18 +5,14 @@ on logits of every token, with old log-probs from a forward pass of their own.
 
     python extras/dev/bench.py [--model FOLDER] [--env ENV] [--prompts P] [--rollouts N]
                                [--max-new-tokens n] [--max-turns K] [--rounds n] [--threads n]
-    python extras/dev/bench.py --growth        how time grows with P*N, and with the turns
-    python extras/dev/bench.py --turns         rollouts of five and of ten turns, for large models
-    python extras/dev/bench.py --once          the update as it is, and with recipes.read_once
-    python extras/dev/bench.py --bf16          this code with recipes.bf16, and as it is
     python extras/dev/bench.py --agree         how far fast paths and plain ones differ
     python extras/dev/bench.py --activations   memory per token: which model fits on which card?
 
 Both sides have the same weights (the learning rate is 0), levels, limits and environments. Both do
 GRPO without KL penalty on the CPU, in one process, taking turns. They sample different answers, so
 time per token is reported, too. Peak memory is the resident set of a process that does the work of
-one side alone (on Linux). A model folder called frozenlake_sft was trained on other texts than
-ours, so it gets those. No test asserts a time.
+one side alone (on Linux). No test asserts a time. In commit afbae63 this program measures more: how
+time grows, bf16 on a CPU, and updates that read the first message of a group once.
 """
 import argparse
 import os
@@ -36,8 +32,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 import envs
 import ragen_mini as rm
-import runs
-from extras import recipes
 from extras.dev import mutants
 
 # Lower ones belong to the held-out levels.
@@ -46,13 +40,11 @@ FIRST_SEED = len(envs.EVAL_SEEDS)
 
 # ----------------------------------------------------------------------- what a student would write
 @torch.no_grad()
-def student_rollout(models, cfg, seeds, sampling_seed, **how):  # -> trajectories
-    """Every turn reads the whole history again. how: of `generate`; by default it samples."""
-    how = how or {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+def student_rollout(models, cfg, seeds, sampling_seed):  # -> trajectories
+    """Every turn reads the whole history again."""
     torch.manual_seed(sampling_seed)
     policy, tok = models.policy, models.tok
     ends = rm.end_tokens(models, cfg)
-    exist = [token for token in ends if token >= 0]  # see write_to_the_limit
     trajs = []
     for group, seed in enumerate(seeds):
         for episode in range(cfg.rollouts):
@@ -62,7 +54,8 @@ def student_rollout(models, cfg, seeds, sampling_seed, **how):  # -> trajectorie
         ids, seen = padded_on_the_left(live, tok, policy.device)
         written = policy.generate(
             input_ids=ids, attention_mask=seen, max_new_tokens=cfg.max_new_tokens,
-            pad_token_id=tok.pad_token_id, eos_token_id=exist or None, **how)
+            pad_token_id=tok.pad_token_id, eos_token_id=ends,
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
         answers = written[:, ids.shape[1]:].tolist()
         for traj, answer in zip(live, answers):
             for token in answer:
@@ -114,20 +107,6 @@ def student_logps(policy, batch):  # -> (B,T-1)
 
 
 # ------------------------------------------------------------------------------------- side by side
-SYSTEM = ("<|im_start|>system\nYou are solving the FrozenLake puzzle. "
-          "Avoid the holes and go to the target.<|im_end|>\n")
-
-
-def speak_like_frozenlake_sft(tok):
-    """It knows one system message, no instructions, and its actions without "You have"."""
-    message = rm.message
-
-    def shorter(*args):
-        return message(*args).replace("You have ", "")
-    rm.message = shorter
-    tok.chat_template = SYSTEM + (runs.TINY / "chat_template.jinja").read_text()
-
-
 def load(args):  # -> models with learning rate 0, cfg
     cfg = rm.Config(
         env=args.env, success_rate=1 / 3, max_turns=args.max_turns,
@@ -137,8 +116,6 @@ def load(args):  # -> models with learning rate 0, cfg
     models.optimizer = rm.make_optimizer(models, cfg)
     # Plain sampling, without the penalties that the maker of the model may have set:
     models.policy.generation_config = transformers.GenerationConfig()
-    if "frozenlake_sft" in args.model:
-        speak_like_frozenlake_sft(models.tok)
     return models, cfg
 
 
@@ -152,12 +129,11 @@ def our_update(trajs, models, cfg, seed):
 
 
 def iteration(side, models, cfg, i):  # -> seconds of rollout and of update, tokens written
-    """side: ours, bf16 or generate."""
+    """side: ours or generate."""
     first = FIRST_SEED + i * cfg.prompts
     seeds = range(first, first + cfg.prompts)
-    recipes.calculate_in_bf16(side == "bf16")
     start = time.perf_counter()
-    if side != "generate":
+    if side == "ours":
         trajs = our_rollout(models, cfg, seeds, i)
         middle = time.perf_counter()
         our_update(trajs, models, cfg, i)
@@ -169,13 +145,9 @@ def iteration(side, models, cfg, i):  # -> seconds of rollout and of update, tok
     return middle - start, end - middle, sum(sum(traj.mask) for traj in trajs)
 
 
-def bf16(args):
-    compare(args, "bf16", "ours")
-
-
-def compare(args, one="ours", other="generate"):
+def compare(args):
     models, cfg = load(args)
-    times = {one: [], other: []}
+    times = {"ours": [], "generate": []}
     for i in range(args.rounds + 1):  # the first round warms up
         for side in sorted(times, reverse=i % 2 == 0):  # taking turns at going first
             times[side].append(iteration(side, models, cfg, i))
@@ -192,10 +164,10 @@ def compare(args, one="ours", other="generate"):
               f"{np.median(tokens / rollout):.0f} tokens/s in the rollout, "
               f"{1e6 * medians['per token']:.0f} ms per 1,000 tokens; "
               f"peak {memory_of(side)} MiB", flush=True)
-    for name, seconds in each[one].items():
-        ratio = seconds / each[other][name]
+    for name, seconds in each["ours"].items():
+        ratio = seconds / each["generate"][name]
         rounds = f"of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f}"
-        print(f"{one} / {other}, {name:9} {np.median(ratio):.2f}  ({rounds})")
+        print(f"ours / generate, {name:9} {np.median(ratio):.2f}  ({rounds})")
 
 
 def memory_of(side):  # -> peak in MiB of a process that only does its side's work
@@ -206,98 +178,11 @@ def memory_of(side):  # -> peak in MiB of a process that only does its side's wo
 
 def peak_memory(args):  # what that process does
     models, cfg = load(args)
-    if args.memory_of == "read once":
-        recipes.read_messages_once(models)
     for i in range(2):
         iteration(args.memory_of, models, cfg, i)
     status = Path("/proc/self/status").read_text()  # Linux
     peak = re.search(r"VmHWM:\s+(\d+)", status)
     print(int(peak[1]) // 1024)
-
-
-# ------------------------------------------------------------------------------------------- growth
-END_TOKENS = rm.end_tokens
-
-
-def write_to_the_limit():
-    """From now on nothing ends an answer. It has exactly max_new_tokens and is invalid, so every
-    episode has all its turns.
-    """
-    rm.end_tokens = lambda models, cfg: [-1]  # a token that does not exist
-
-
-def write_as_usual():
-    rm.end_tokens = END_TOKENS
-
-
-def once(args):
-    """Both sides take turns, with the same trajectories in every round."""
-    models, cfg = load(args)
-    seeds = range(FIRST_SEED, FIRST_SEED + cfg.prompts)
-    trajs = our_rollout(models, cfg, seeds, 0)
-    decoder = models.policy.get_decoder()
-    as_it_is = decoder.forward, rm.micro_batches
-    recipes.read_messages_once(models)
-    sides = {"as it is": as_it_is, "read once": (decoder.forward, rm.micro_batches)}
-    times = {side: [] for side in sides}
-    for i in range(args.rounds + 1):  # the first round warms up
-        for side in sorted(sides, reverse=i % 2 == 0):
-            decoder.forward, rm.micro_batches = sides[side]
-            start = time.perf_counter()
-            our_update(trajs, models, cfg, i)
-            times[side].append(time.perf_counter() - start)
-    lengths = [len(traj.ids) for traj in trajs]
-    message = np.mean([traj.mask.index(True) for traj in trajs])
-    print(f"{len(trajs)} trajectories of {np.mean(lengths):.0f} tokens, "
-          f"{message:.0f} of them the first message")
-    for side, seconds in times.items():
-        print(f"{side:10} update {np.median(seconds[1:]):.2f} s, peak {memory_of(side)} MiB",
-              flush=True)
-    ratio = np.array(times["read once"][1:]) / np.array(times["as it is"][1:])
-    print(f"read once / as it is {np.median(ratio):.2f}  "
-          f"(of {len(ratio)} rounds: {ratio.min():.2f} to {ratio.max():.2f})")
-
-
-def growth(args):
-    models, cfg = load(args)
-    sizes = [args.prompts * 2 ** i // 8 for i in range(6)]
-    settings_by_size = [(prompts, 5) for prompts in sizes if prompts]
-    by_turns = [(args.prompts, turns) for turns in (1, 2, 5, 10)]
-    write_to_the_limit()
-    measure_growth("full length", "ours", settings_by_size, models, cfg, args)
-    measure_growth("full length", "ours", by_turns, models, cfg, args)
-    measure_growth("full length", "generate", by_turns[2:], models, cfg, args)
-    write_as_usual()
-    measure_growth("real episodes", "ours", by_turns, models, cfg, args)
-
-
-def measure_growth(title, side, settings, models, cfg, args):
-    for cfg.prompts, cfg.max_turns in settings:
-        rows = []
-        for i in range(args.rounds + 1):
-            seconds = iteration(side, models, cfg, i)[:2]
-            rows.append(seconds)
-        rollout, update = np.median(rows[1:], axis=0)  # the first one warms up
-        print(f"{title}, {side}: {cfg.prompts * cfg.rollouts} trajectories, {cfg.max_turns} turns "
-              f"of {cfg.max_new_tokens} tokens: rollout {rollout:.2f} s, update {update:.2f} s",
-              flush=True)
-
-
-def turns(args):
-    """The rollout alone, because updates of a large model would take minutes."""
-    models, cfg = load(args)
-    write_to_the_limit()
-    for cfg.max_turns in (5, 10):
-        seconds = []
-        for i in range(args.rounds + 1):
-            start = time.perf_counter()
-            trajs = our_rollout(models, cfg, range(1000, 1000 + cfg.prompts), i)
-            seconds.append(time.perf_counter() - start)
-        written = np.mean([sum(traj.mask) for traj in trajs])
-        read = np.mean([len(traj.ids) for traj in trajs])
-        print(f"full length, ours: {len(trajs)} trajectories, {cfg.max_turns} turns of "
-              f"{cfg.max_new_tokens} tokens: rollout {np.median(seconds[1:]):.2f} s; "
-              f"{written:.0f} tokens written, {read:.0f} in all", flush=True)
 
 
 # ------------------------------------------------------------------------------- fast against plain
@@ -344,7 +229,7 @@ def agree(args):
     found = [differences(traj, models.policy, cfg) for traj in trajs]
     cached, plain, chunked = np.max(found, axis=0)
     micro = gradient(trajs, models, cfg)
-    rm.MICRO_TOKENS, rm.CHUNK_LOGITS = 10 ** 9, 10 ** 12
+    cfg.micro_tokens, rm.CHUNK_LOGITS = 10 ** 9, 10 ** 12
     whole = gradient(trajs, models, cfg)
     tokens = sum(sum(traj.mask) for traj in trajs)
     print(f"largest differences over {tokens} tokens: "
@@ -372,7 +257,7 @@ def activations(args):
         config.vocab_size = 1000  # the logits are counted apart
         body = transformers.AutoModel.from_config(config)
         print(f"{name}: {bytes_a_token(body) / 1e6:.2f} MB a token", end="")
-        adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"])  # as in recipes.lora
+        adapters = peft.LoraConfig(r=8, target_modules="all-linear")
         print(f", with LoRA {bytes_a_token(peft.get_peft_model(body, adapters)) / 1e6:.2f}")
 
 
@@ -398,9 +283,9 @@ def bytes_kept(body, T):
     return sum(storages.values())
 
 
-def about(machine, program="bench.py"):  # -> first line of the output: where it comes from
-    command = " ".join([f"python extras/dev/{program}", *sys.argv[1:]])
-    return (f"{command}: commit {mutants.commit()}, {machine}, torch {torch.__version__}, "
+def about():  # -> first line of the output: where it comes from
+    command = " ".join(["python extras/dev/bench.py", *sys.argv[1:]])
+    return (f"{command}: commit {mutants.commit()}, {cpu()}, torch {torch.__version__}, "
             f"transformers {transformers.__version__}")
 
 
@@ -414,7 +299,7 @@ def main():
                 "max-new-tokens": 32, "max-turns": 5, "rounds": 10, "threads": 2, "memory-of": ""}
     for name, default in defaults.items():
         parser.add_argument("--" + name, type=type(default), default=default)
-    modes = (once, bf16, growth, turns, agree, activations)
+    modes = (agree, activations)
     for mode in modes:
         parser.add_argument("--" + mode.__name__, action="store_true")
     args = parser.parse_args()
@@ -423,7 +308,7 @@ def main():
     torch.set_num_threads(args.threads)
     if args.memory_of:
         return peak_memory(args)
-    print(about(cpu()), flush=True)
+    print(about(), flush=True)
     for mode in modes:
         if getattr(args, mode.__name__):
             return mode(args)
