@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from html import escape
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -33,7 +34,8 @@ LOGS = COURSE / "tutorial.jsonl"
 RESULTS = {}  # name: did it pass?
 SHIPPED = {}  # as the program began
 for name, exercise in EXERCISES.items():
-    SHIPPED[name] = getattr(ragen_mini, name, exercise.solution)
+    shipped = getattr(ragen_mini, name, None)
+    SHIPPED[name] = shipped if callable(shipped) else exercise.solution  # `settings` is a module
 SHIPPED["outcomes"] = ragen_mini.envs.FrozenLake.outcomes
 SHIPPED["yardsticks"] = ragen_mini.envs.yardsticks
 
@@ -240,7 +242,7 @@ def series(config, rows, column):  # "eval": success in the environment of the t
     return plots.Run(config, rows).series(f"eval {config['env']}" if column == "eval" else column)
 
 
-def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
+def draw_runs(runs, columns):  # runs: {label: (config, rows)}
     import matplotlib.pyplot as plt
     size = (3 * len(columns), 2.5)
     fig = plt.figure(figsize=size, layout="constrained")
@@ -249,8 +251,6 @@ def draw_runs(runs, columns, band=None):  # runs: {label: (config, rows)}
         for style, label in zip(("-o", "--s"), runs):
             x, y = series(*runs[label], column)
             ax.plot(x, y, style if len(x) < 60 else style.rstrip("os"), ms=2.5, lw=1, label=label)
-        if band:
-            ax.axvspan(*band, color="0.9")
         finish_panel(ax, column)
         if place == 1 and len(runs) > 1:
             ax.legend(fontsize=8)
@@ -269,7 +269,51 @@ def finish_panel(ax, column):
     ax.set_xlabel("iteration", fontsize=8)
 
 
-# ----------------------------------------------------- the runs of the bug hunt and of Exercise 15
+def show_collapse(band=(130, 145)):
+    """The shipped collapse: medians of five iterations, and half to twice that of the band."""
+    import matplotlib.pyplot as plt
+    rows = json.loads(Path(COURSE, "collapse.jsonl").read_text())["rows"]
+    columns = ("entropy", "grad_norm", "reward_std", "valid")
+    fig, axes = plt.subplots(1, len(columns), figsize=(12, 2.6), layout="constrained")
+    for ax, column in zip(axes, columns):
+        y = np.array([row.get(column, 0) for row in rows])  # without an update no gradient
+        usual = np.median(y[band[0]:band[1] + 1])
+        windows = np.lib.stride_tricks.sliding_window_view(y[1:], 5)
+        ax.axhspan(usual / 2, 2 * usual, color="tab:green", alpha=0.15)
+        ax.axvspan(*band, color="0.85")
+        ax.plot(range(5, len(rows)), np.median(windows, axis=1), lw=1)
+        finish_panel(ax, column)
+        ax.set_xlim(100, len(rows))
+    plt.show()
+
+
+# ---------------------------------------------------------------------- runs of one's own, shipped
+def train_briefly(functions, **settings):  # functions: {name in ragen_mini: what takes its place}
+    """-> config, rows"""
+    usual = dict(model="tiny", device="cpu", eval_every=0)
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with tempfile.TemporaryDirectory() as folder, quiet:
+        with mock.patch.dict(vars(ragen_mini), functions):
+            cfg = ragen_mini.Config(**usual | settings, out=f"{folder}/run")
+            rows, _ = ragen_mini.train(cfg)
+    return cfg, rows
+
+
+def bandit_runs(seeds=(0, 1, 2), **changes):  # -> (seeds, iterations), success in training
+    """changes: settings, and functions of ragen_mini under their names."""
+    functions = {name: x for name, x in changes.items() if callable(x)}
+    settings = {name: x for name, x in changes.items() if name not in functions}
+    unknown = functions.keys() - vars(ragen_mini).keys()
+    assert not unknown, f"nothing would change: ragen_mini has no {', '.join(unknown)}"
+    found = []
+    for seed in seeds:
+        cfg, rows = train_briefly(functions, **dict(env="bandit", seed=seed) | settings)
+        success = [row["success"] for row in rows[1:]]
+        # Where nothing is learned any more, a run ends early. It would have stayed as it is.
+        found.append(success + success[-1:] * (cfg.iterations - len(success)))
+    return np.array(found)
+
+
 RUNS = {  # name: the bug, settings
     "right, ppo": (None, dict(algo="ppo")),
     "right, grpo": (None, dict(algo="grpo")),
@@ -294,19 +338,15 @@ def shipped_runs():  # -> {name: (config, rows)}
     return runs
 
 
-def train_run(run, folder, **changes):  # -> config, rows
+def train_run(run, **changes):  # -> config, rows
     bug, settings = RUNS[run]
-    right = {name: getattr(ragen_mini, name) for name in BUGS}
+    wrong = {}
     if bug:
-        # It takes the right one's place.
-        mutant(EXERCISES[bug].solution, *BUGS[bug], names=vars(ragen_mini))
-    usual = dict(model="tiny", device="cpu", env="sokoban", iterations=20, eval_every=5,
-                 out=f"{folder}/run")
-    cfg = ragen_mini.Config(**usual | settings | changes)
-    try:
-        rows, _ = ragen_mini.train(cfg)
-    finally:
-        vars(ragen_mini).update(right)
+        # It is made among copies of the names, and looks up the others there as they are now.
+        names = dict(vars(ragen_mini))
+        wrong[bug] = mutant(EXERCISES[bug].solution, *BUGS[bug], names=names)
+    usual = dict(env="sokoban", iterations=20, eval_every=5)
+    cfg, rows = train_briefly(wrong, **usual | settings | changes)
     rows = [{name: row[name] for name in PACKED if name in row} for row in rows]
     return {"env": cfg.env}, rows
 
@@ -314,8 +354,7 @@ def train_run(run, folder, **changes):  # -> config, rows
 def train_missing():
     for run in RUNS:
         if run not in shipped_runs():
-            with tempfile.TemporaryDirectory() as folder:
-                config, rows = train_run(run, folder)
+            config, rows = train_run(run)
             with open(LOGS, "a") as file:
                 file.write(json.dumps({"run": run, "config": config, "rows": rows}) + "\n")
 

@@ -6,7 +6,6 @@ answers.txt has usual mistakes.
 import copy
 import functools
 import itertools
-import json
 import math
 from types import SimpleNamespace
 
@@ -15,18 +14,18 @@ import torch
 import transformers
 
 import ragen_mini
-import runs
-from checks import COURSE, Exercise, envs, given, mutant, results, rm, text_of
+from support import loading
+from checks import Exercise, envs, given, results, rm, text_of
 
 # Of the training run, where an answer says nothing else.
-SETTINGS = dict(env="sokoban", iterations=20)
-MOST_ITERATIONS = 30
+SETTINGS = dict(env="frozenlake", iterations=40)
+MOST_ITERATIONS = 60
 
 
 def settings_of(**changes):
     """Stands for a Config, with what the small functions ask for."""
     values = dict(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, temperature=1.0, rollouts=2,
-                  gamma=1.0, lam=1.0)
+                  gamma=1.0, lam=1.0, device="cpu", micro_tokens=16)
     return SimpleNamespace(**values | changes)
 
 
@@ -80,13 +79,13 @@ def solve_level_7():
 
 
 def play_moves(answer):
-    moves = given(answer())
+    moves = list(given(answer()))
     room = level_7()
     info = {"success": False}
-    for move in list(moves)[:10]:
+    for move in moves[:10]:
         if not room.over:
             _, _, _, _, info = room.step(move)
-    return {"solved within 10 actions": info["success"]}
+    return {"at most 10 actions": len(moves) <= 10, "solved": info["success"]}
 
 
 def beside_something(g, i):  # a lake, a cell beside its goal or a hole, an action
@@ -130,8 +129,15 @@ class WindyLake(envs.FrozenLake):
         return [(0.7, *intended), (0.3, *blown)]
 
 
+class Shore(envs.FrozenLake):
+    """Whoever walks against the edge leaves the lake: the episode is over, in the same state."""
+    def outcomes(self, state, action):
+        listed = super().outcomes(state, action)
+        return [(chance, new, reward, over or new == state) for chance, new, reward, over in listed]
+
+
 def some_environment(g, i):
-    name = in_turn(i, "frozenlake", "sokoban", "bandit", WindyLake, "frozenlake", "bandit_rev")
+    name = in_turn(i, "frozenlake", "sokoban", Shore, WindyLake, "bandit", "bandit_rev")
     env = envs.make(name, success_rate=pick(g, 1 / 3, 0.8, 0.9))
     env.reset(whole(g, 0, 99))
     horizon = in_turn(i, 10, 4, 3, 5, 2)  # ten actions: who keeps no results needs hours
@@ -150,46 +156,27 @@ INSTEAD = {  # part of the text: what stands there in a corner case
     "answer": [
         "down || Left", " Up ||Left", " UP ", "\tUp\t||\nLeft", "Up||Up||Up||Up||Up||Left",
         "Up||Up||Up||Up||jump", "U p", "U-p", "Down || jump", "", "Down||", "Up||Up||Up||Up||Up||",
-        "Up Down", "Up | Left", "Up, Left", "go ON", "<answer>Up", "1 < 2", "\nDown\n", "Down.",
-        "D", "Up|||Left", "Up||Up||Up||Up||Up</think>", "Up||Up||Up||Up||Up||<think>",
-        "Up||Up||Up||Up||Up</answer>", "Up||Up||Up||Up||Up||<think>x</think>",
-        "Up||Up||Up||Up||Up</answer><answer>Down", "Up||Up||Up||Up||Up||U p",
-        "Up||Up||Up||Up||Up||go 2 steps!"],
-    "thought": [
-        "<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think></think>",
-        "<think>x</think><think>y</think>", "<think>an <answer> in it</think>",
-        "<think>x<think></think>", "<think>x</think></think>", "<Think>x</Think>",
-        "<think>x</answer>y</think>", "<think><THINK></think>",
-        "<think>x</think><answer>Up</answer>", "x</think>", "</think>", "<think>", "<think>x",
-        " ", "\n", "\t", "<think>I am <thinking> hard</think>"],
-    "before": [" ", "\n", "So: "],
-    "gap": [" ", "\n\n", " \t\n ", "so"],
-    "behind": ["\n", " \t\n", " and more", "\nand more", ".", "<think>y</think>",
-               "<answer>Up</answer>"],
+        "Up Down", "Up | Left", "Up, Left", "go ON", "1 < 2", "\nDown\n", "Down.", "D", "Up|||Left",
+        "Up||Up||Up||Up||Up||U p", "Up||Up||Up||Up||Up||go 2 steps!",
+        "Up||Up||Up||Up||Up</answer><answer>Down"],
+    # The tags are left to rm.ANSWER. Whoever does without it meets these.
+    "thought": ["<think>a < b > c</think>", "<think>two\nlines</think>", "", "<think>x",
+                "<think>x</think></think>", "<think>an <answer> in it</think>"],
+    "before": [" ", "So: "],
+    "gap": ["\n\n", "so"],
+    "behind": [" \t\n", " and more", "<answer>Up</answer>"],
     "tag": ["<Answer>"],
-    "end": ["</ANSWER>", ""]}
+    "end": [""]}
 CORNERS = [(part, text) for part, texts in INSTEAD.items() for text in texts]
-LONG = ("<think>" + "x " * 50_000 + "</think><answer>" + "Up||" * 20_000 + "Up</answer>")
-HOSTILE = [  # a careless pattern needs minutes, and a recursive one too much of the stack
-    "<think>" * 14_000, LONG, "<think></think>" * 7000, "<think>" + " " * 100_000,
-    "<think></think>" + " " * 100_000, "<think></think><answer>" + "||" * 50_000,
-    "<answer>" + " " * 100_000, "<answer>" + "Up||" * 8 + "<think></answer>"]
 
 
 def some_text(g, i):
-    """One corner case in the notebook, and two hostile ones. Then up to two corner cases at once,
-    and all hostile ones.
-    """
-    hidden = i >= len(CORNERS) + 2
+    """One corner case in the notebook, then up to two at once."""
+    hidden = i >= len(CORNERS)
     corners = [in_turn(i, *CORNERS)]
     if hidden and g.random() < 0.5:
         corners += [pick(g, *CORNERS)]
     text = "".join((TEXT | dict(corners)).values())
-    if not hidden and i >= len(CORNERS):
-        text = HOSTILE[i - len(CORNERS)]
-    place = i % 100 - 100 + len(HOSTILE)  # the last ones of a hundred
-    if hidden and place >= 0:
-        text = HOSTILE[place]
     actions = in_turn(i, ("Up", "down", "LEFT", "Go on"), ("Up", "Down", "Left", "Right"))
     return dict(text=text, actions=actions, limit=3 + i % 2 + hidden)
 
@@ -307,6 +294,28 @@ def logps_and_entropies(answer, *inputs):
 
 
 # --------------------------------------------------------------------------------- how good was it?
+def estimated_slope(risky, reward, x, weight):
+    """By the policy gradient, of a bandit that is pulled several times in an episode."""
+    R = reward.sum(1, keepdim=True)
+    weights = {"return": R, "constant": R - 1, "group": R - R.mean(),
+               "to come": reward.flip(1).cumsum(1).flip(1)}
+    score = torch.where(risky, 1 / x, -1 / (1 - x))
+    return (weights[weight] * score).sum(1).mean()
+
+
+def pulls(g, i):
+    N, T = in_turn(i, (2, 2), (3, 5), (4, 3), (16, 5), (2, 1))
+    x = in_turn(i, 0.5, 0.25, 0.8)
+    risky = torch.tensor(g.random((N, T)) < x)
+    reward = torch.where(risky, normal(g, N, T), 0.15)
+    return dict(risky=risky, reward=reward, x=x,
+                weight=in_turn(i, "return", "to come", "group", "constant"))
+
+
+def a_number(answer, *inputs):
+    return {"returned": float(given(answer(*inputs)))}
+
+
 def group_returns(g, P, N, power=1):  # rows of different means and spreads
     spread = torch.tensor(whole(g, 1, 9, n=P))
     mean = torch.tensor(whole(g, -9, 9, n=P))
@@ -349,7 +358,8 @@ def kept_groups(answer, R, keep):
         raise TypeError("should return a tensor with the numbers of the kept groups")
     U = dict(enumerate(R.std(1).tolist()))
     chosen = set(kept.tolist())  # where some differ equally, any of them will do
-    return {"how many are kept": len(kept), "U of the kept": sorted(U.get(k, -1.0) for k in chosen)}
+    return {"how many are kept": len(kept), "numbers of no group": sorted(chosen - U.keys()),
+            "U of the kept": sorted(U[k] for k in chosen & U.keys())}
 
 
 def steps(g, i):  # the environment's tokens have values that must not matter
@@ -410,21 +420,21 @@ def batch_to_learn(g, i):
     cfg = settings_of(entropy_coef=0.1, temperature=0.7)
     batch = random_batch(g, 5)
     batch["reward"] = torch.zeros(5, 7)
-    logp = rm.per_token(lambda part: rm.token_logps(policy, part, cfg)[0], batch)
+    logp = rm.per_token(lambda part: rm.token_logps(policy, part, cfg)[0], batch, cfg)
     batch["old_logp"] = logp + normal(g, 5, 7, scale=0.4)
     batch["adv"] = normal(g, 5, 7)
-    if critic:
+    if critic is not None:
         batch |= {"value": normal(g, 5, 7), "value_target": normal(g, 5, 7)}
     rows = g.permutation(5)[:4].tolist()  # one is not in this step
     models = rm.Models(policy, critic, None, torch.optim.SGD(policy.parameters()), None)
-    return {"batch": batch, "rows": rows, "models": models, "cfg": cfg, "rm.MICRO_TOKENS": 16}
+    return {"batch": batch, "rows": rows, "models": models, "cfg": cfg}
 
 
 def passes(answer, batch, rows, models, cfg):
     """Are the parts read one at a time, and is each one's gradient there before the policy reads
     the next?
     """
-    most = max(len(some) for some, _ in rm.micro_batches(batch, rows))
+    most = max(len(some) for some, _ in rm.micro_batches(batch, rows, cfg.micro_tokens))
     read, done = [], []
 
     def look(network, _, output):
@@ -432,7 +442,7 @@ def passes(answer, batch, rows, models, cfg):
         if network is models.policy.base_model:
             done.append(models.policy.lm_head.weight.grad is not None)
     models.policy.base_model.register_forward_hook(look)
-    if models.critic:
+    if models.critic is not None:
         models.critic.base_model.register_forward_hook(look)
     log = given(answer(batch, rows, models, cfg))
     numbers = isinstance(log, dict) and all(torch.as_tensor(x).ndim == 0 for x in log.values())
@@ -462,10 +472,6 @@ def with_gradient(g, length):
     network.weight.data, network.weight.grad = normal(g, 1, 3), gradient[None, :3]
     network.bias.data, network.bias.grad = normal(g, 1), gradient[3:]
     return network
-
-
-def length_returned(answer, *inputs):
-    return {"returned": float(given(answer(*inputs)))}
 
 
 def usual_settings():
@@ -510,6 +516,10 @@ def to_judge(g, i):
     ref = None
     if i % 2:
         ref, _ = networks(g)
+    if i % 6 == 4:  # the critic is right, and the advantages of a trajectory are exactly 0
+        critic.score.weight.data.zero_()
+        critic.score.bias.data.zero_()
+        trajs[0].reward = [0.0] * len(trajs[0].ids)
     models = rm.Models(policy, critic, ref, None, None)
     return dict(trajs=trajs, R=rm.returns(trajs, cfg), models=models, cfg=cfg)
 
@@ -553,13 +563,12 @@ def drawn(answer, logp, seed):
             "the generator goes on": not tokens[:, 0].equal(tokens[:, 1]),
             "each one its own log-probability": noted.allclose(logp.gather(1, tokens)),
             "entropy": torch.tensor([traj.entropy for traj in trajs[:2]]),
-            "cached": [traj.cached for traj in trajs[-2:]],
             "mask": [traj.mask for traj in trajs[-2:]]}
 
 
 @functools.cache
 def tokenizer():
-    return transformers.AutoTokenizer.from_pretrained(runs.TINY)
+    return transformers.AutoTokenizer.from_pretrained(loading.TINY)
 
 
 TURNS = (  # what `tiny` says after <think>; `solve` becomes what wins
@@ -615,7 +624,7 @@ def act(answer, *inputs):
     return {}  # what it does is seen in the inputs
 
 
-# ----------------------------------------------------------- on paper, and read from a shipped log
+# ---------------------------------------------------------------------------------------- on paper
 def expected_advantages(N=4):
     """Of the only risky pull in a group of N. (It pays 1 in a quarter of the cases, the sure arm
     0.15.)
@@ -634,81 +643,6 @@ def on_paper(answer):
     return {name: round(float(number), 3) for name, number in found.items()}
 
 
-def collapse_rows():  # -> config, rows of the run that is read
-    run = json.loads((COURSE / "collapse.jsonl").read_text())
-    return run["config"], run["rows"]
-
-
-def order_of_alarm(log, window=5, factor=2, band=(130, 145)):
-    """The columns whose median over the last five iterations was, after the band, once above twice
-    or below half the median over the band; the first one first.
-    """
-    begin, end = band
-    first = {}
-    for column in ("entropy", "reward_std", "valid"):
-        usual = np.median([row[column] for row in log[begin:end + 1]])
-        for i in range(end + 1, len(log)):  # log[i] is iteration i
-            recent = [row[column] for row in log[i + 1 - window:i + 1]]
-            if not usual / factor <= np.median(recent) <= usual * factor:
-                first.setdefault(column, i)
-    return sorted(first, key=first.get)
-
-
-alarms = mutant(order_of_alarm, "sorted(first, key=first.get)", "first")  # -> {column: iteration}
-
-
-MISREADINGS = (("window=5", "window=3"), ("factor=2", "factor=1.5"), ("factor=2", "factor=3"),
-               ("np.median(recent)", "np.mean(recent)"), ("np.median([row", "np.mean([row"),
-               ("log[i + 1 - window:i + 1]", "log[i:i + window]"),
-               ("band=(130, 145)", "band=(1, 145)"))
-
-
-@functools.cache
-def made_up(i):
-    """A log of steps and noise, in which a usual misreading gives another order. The alarms are not
-    close together.
-    """
-    g = np.random.default_rng(i)
-    misread = mutant(order_of_alarm, *in_turn(i, *MISREADINGS))
-    while True:
-        # Before training there are no columns, as in the shipped log.
-        log = [{"iteration": t} for t in range(195)]
-        for column in ("entropy", "reward_std", "valid"):
-            y = g.lognormal(sigma=0.25, size=195)
-            for step in whole(g, 125, 185, n=3):
-                y[step:] *= g.choice([0.3, 0.5, 0.6, 1.4, 1.7, 2.4])
-            for row in log[1:]:
-                row[column] = round(y[row["iteration"]], 3)
-        first = sorted(alarms(log).values())
-        apart = len(first) == 3 and min(np.diff(first)) > 2
-        if apart and misread(log) != order_of_alarm(log):
-            return log
-
-
-def some_log(g, i):
-    """The shipped one. It with the columns exchanged, and jumps of one iteration where nothing has
-    moved. Made-up ones.
-    """
-    _, rows = collapse_rows()
-    if i == 0:
-        return dict(log=rows)
-    if i > 1:
-        return dict(log=copy.deepcopy(made_up(i)))
-    columns = ["entropy", "reward_std", "valid"]
-    new = dict(zip(columns, g.permutation(columns).tolist()))
-    rows = [{new.get(name, name): value for name, value in row.items()} for row in rows]
-    for place in whole(g, 131, 144), whole(g, 147, 152):
-        rows[place][new["reward_std"]] *= 40.0
-    return dict(log=rows)
-
-
-def read_order(answer, log):
-    """An answer read off the picture is the same for every log: it is judged by the shipped one."""
-    order = list(given(answer(log)))
-    shipped = order_of_alarm(collapse_rows()[1])
-    return {"order": order_of_alarm(log) if order == shipped else order}
-
-
 # name, title, points, the shipped function, how inputs are drawn, what counts of an answer
 EXERCISES = {exercise.name: exercise for exercise in [
     Exercise("moves", "0 play", 0.5,
@@ -717,15 +651,17 @@ EXERCISES = {exercise.name: exercise for exercise in [
              envs.FrozenLake.outcomes, beside_something, one_step, shown=12),
     Exercise("yardsticks", "2 random and optimal play", 1.5,
              envs.yardsticks, some_environment, both_players),
-    Exercise("parse_answer", "3 words become actions", 1.5,
-             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS) + 2),
+    Exercise("parse_answer", "3 words become actions", 0.5,
+             rm.parse_answer, some_text, results("actions"), shown=len(CORNERS)),
     Exercise("Trajectory", "4 who wrote which token", 0.5,
              rm.Trajectory, some_pieces, record),
     Exercise("collate", "5 the shift", 1,
              rm.collate, to_collate, make_batch, everywhere=True),
     Exercise("token_logps", "6 log-probabilities and entropy", 1,
              rm.token_logps, choices, logps_and_entropies, everywhere=True),
-    Exercise("grpo_advantages", "7 advantages from the group", 1.5,
+    Exercise("slope", "7 the slope of a bandit", 1,
+             estimated_slope, pulls, a_number, shown=12),
+    Exercise("grpo_advantages", "8 advantages from the group", 1.5,
              rm.grpo_advantages, groups, results("advantages")),
     Exercise("uncertainty_filter", "8 the filter of StarPO-S", 0.5,
              rm.uncertainty_filter, groups_to_filter, kept_groups, shown=7),
@@ -738,7 +674,7 @@ EXERCISES = {exercise.name: exercise for exercise in [
     Exercise("add_gradients", "12 gradients by micro-batches", 1.5,
              rm.add_gradients, batch_to_learn, passes),
     Exercise("take_step", "12 the step", 0.5,
-             rm.take_step, gradients, length_returned),
+             rm.take_step, gradients, a_number),
     Exercise("settings", "13 training (the agent must learn)", 1,
              usual_settings, nothing, accepted, shown=1),
     Exercise("returns", "14a bug: returns", 0.5,
@@ -749,10 +685,8 @@ EXERCISES = {exercise.name: exercise for exercise in [
              rm.sample, next_tokens, drawn, shown=5),
     Exercise("take_turn", "14d bug: take_turn", 0.5,
              rm.take_turn, a_turn, act, shown=len(TURNS)),
-    Exercise("paradox", "15 the bandit paradox, on paper", 0.5,
+    Exercise("paradox", "15 the bandit paradox, on paper", 1,
              expected_advantages, nothing, on_paper, shown=1, show_spec=False),
-    Exercise("collapse", "16 what moved first?", 0.5,
-             order_of_alarm, some_log, read_order, shown=9, show_spec=False),
 ]}
 
 # The code is read now, as long as the files are those that were imported.

@@ -3,6 +3,9 @@ write. And notebooks of them:
 
     python course/staff/answers.py FILE    a solved notebook. Not below nbgrader's `source`, or it
                                            would be handed out
+    python course/staff/answers.py course/tutorial.html
+                                           the notebook with the core path solved, run from top to
+                                           bottom, as a page (needs nbconvert; three minutes)
 """
 import inspect
 import json
@@ -17,6 +20,8 @@ from exercises import EXERCISES
 from staff import right_answers
 
 NOTEBOOK = checks.ROOT / "tutorial.ipynb"
+CORE = ("moves", "Trajectory", "collate", "slope", "grpo_advantages", "uncertainty_filter",
+        "policy_loss", "settings", "words-baseline", "words-ratio")
 
 
 def solution_of(name):  # -> a cell with the shipped function, as it is written
@@ -26,8 +31,11 @@ def solution_of(name):  # -> a cell with the shipped function, as it is written
 
 def as_cell(name, text):  # text: the code of the shipped function, or of one made of it
     shipped = EXERCISES[name].solution
+    cell = f"{text.strip()}\n\n\n{name} = {shipped.__name__}"
     module = shipped.__module__.removeprefix("pristine_")
-    return f"from {module} import *\n\n\n{text}\n\n\n{name} = {shipped.__name__}"
+    if module == "exercises":  # its names are not the notebook's: its `rm` is another copy
+        return cell
+    return f"from {module} import *\n\n\n{cell}"
 
 
 def changed(name, *pieces):  # pieces of an answers.txt -> a cell
@@ -83,5 +91,23 @@ def save(book, file):
     return file
 
 
+def executed(book):  # -> a page
+    import nbclient
+    import nbformat
+    from nbconvert import HTMLExporter  # comes with nbgrader and with jupyter notebook
+    book = nbformat.reads(json.dumps(book), as_version=4)
+    nbclient.NotebookClient(book, timeout=600, kernel_name="python3",
+                            resources={"metadata": {"path": str(checks.ROOT)}}).execute()
+    page, _ = HTMLExporter().from_notebook_node(book)
+    return page
+
+
 if __name__ == "__main__":
-    print(save(notebook(SOLVED), sys.argv[1]))
+    target = Path(sys.argv[1])
+    if target.suffix == ".html":
+        core = {name: SOLVED[name] for name in CORE if name in SOLVED}
+        core["settings"] = "def settings():\n    return dict(env='sokoban', iterations=20)"
+        target.write_text(executed(notebook(core)))
+    else:
+        save(notebook(SOLVED), target)
+    print(target)

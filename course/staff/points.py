@@ -1,4 +1,4 @@
-"""The points of a class: by checks, in words, and of both those of the core path.
+"""The points of a class: by checks, by the lecturer, and of both those of the core path.
 
 In the folder of the nbgrader course:
 
@@ -6,8 +6,7 @@ In the folder of the nbgrader course:
 """
 from nbgrader.api import Gradebook
 
-CORE = ("moves", "Trajectory", "collate", "grpo_advantages", "uncertainty_filter", "policy_loss",
-        "settings", "words-baseline", "words-ratio")
+from answers import CORE
 
 
 def main():
@@ -16,10 +15,10 @@ def main():
             points = {}
             for notebook in handed_in.notebooks:
                 points |= {grade.name: grade.score for grade in notebook.grades}
-            words = sum(points[name] for name in points if name.startswith("words"))
-            checks = sum(points.values()) - words
+            by_hand = sum(points[name] for name in points if "-" in name)
+            checks = sum(points.values()) - by_hand
             core = sum(points[name] for name in CORE)
-            print(f"{handed_in.student.id:20} checks {checks:4g}   words {words:4g}   "
+            print(f"{handed_in.student.id:20} checks {checks:4g}   by hand {by_hand:4g}   "
                   f"core {core:4g}")
 
 

@@ -132,7 +132,7 @@ def value_loss(value, old_value, target):
 
 def add_gradients(batch, rows, models, cfg):
     count = batch["mask"][rows].sum()
-    for some, part in rm.micro_batches(batch, rows):
+    for some, part in rm.micro_batches(batch, rows, cfg.micro_tokens):
         mask = part["mask"]
         logp, entropy = rm.token_logps(models.policy, part, cfg)
         loss = rm.policy_loss(logp, entropy, part["old_logp"][mask], part["adv"][mask],
@@ -143,14 +143,3 @@ def add_gradients(batch, rows, models, cfg):
                                         part["value_target"][mask]).sum()
         (loss / count).backward()
     return {"loss": float(loss)}
-
-
-def collapse(log):
-    moved = {}
-    for name in ("entropy", "reward_std", "valid"):
-        band = np.median([row[name] for row in log[130:146]])
-        for i in range(146, len(log)):
-            now = np.median([log[j][name] for j in range(i - 4, i + 1)])
-            if name not in moved and (now > 2 * band or now < band / 2):
-                moved[name] = i
-    return sorted(moved, key=moved.get)
