@@ -2,9 +2,7 @@
 
 Nothing is downloaded.
 """
-import functools
 import gc
-import inspect
 import json
 import os
 import shutil
@@ -26,12 +24,8 @@ import transformers
 
 import plots
 import ragen_mini
-import runs
-
-
-def pytest_configure(config):
-    """A file that cannot be imported must not keep the others from saying what is right."""
-    config.option.continue_on_collection_errors = True
+from support import loading
+from support.errors import UserError
 
 
 def pytest_collection_finish():
@@ -41,9 +35,6 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-# parse_config asks for it, and it parses the file each time.
-inspect.getsource = functools.cache(inspect.getsource)
-
 DRAW = plots.curves
 
 
@@ -51,6 +42,12 @@ DRAW = plots.curves
 def _no_pictures():
     """Drawing takes longer than a small run. An empty file will do."""
     plots.curves = lambda runs, out, *rest, **named: Path(out).touch() or out
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_program():
+    """Runs that tests make are named as those of ragen_mini.py."""
+    sys.argv[:] = ["ragen_mini.py"]
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def random_llama(vocab, sharpen=12, **options):
 
 @pytest.fixture(scope="session")
 def tok():
-    return transformers.AutoTokenizer.from_pretrained(runs.TINY)
+    return transformers.AutoTokenizer.from_pretrained(loading.TINY)
 
 
 @pytest.fixture(scope="session")
@@ -117,16 +114,17 @@ def random_folder(tmp_path_factory, tok, llama):
 
 
 @pytest.fixture
-def passes_as_before(monkeypatch):
-    """For recipes that change how much a pass reads, or how exactly. It is put back at the end."""
-    monkeypatch.setattr(ragen_mini, "micro_batches", ragen_mini.micro_batches)
-    monkeypatch.setattr(ragen_mini, "autocast", ragen_mini.autocast)
-
-
-@pytest.fixture
 def cfg(folder):
     return ragen_mini.Config(model=folder, device="cpu", max_new_tokens=12, iterations=2, lr=1e-3,
                              critic_lr=1e-3)
+
+
+def refused(function, *args):  # -> the message of a UserError, which must be one line
+    with pytest.raises(UserError) as stop:
+        function(*args)
+    message = str(stop.value)
+    assert message and "\n" not in message
+    return message
 
 
 class Scripted(torch.nn.Module):

@@ -5,7 +5,6 @@ with numbers that stand here.
 """
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,7 +12,8 @@ import transformers
 import envs
 import plots
 import ragen_mini as rm
-from conftest import DRAW
+from conftest import refused
+from support import chat, device
 
 
 class Walk(envs.Env):
@@ -60,14 +60,14 @@ def test_no_episode_takes_more_actions_than_it_has(play, cfg):
     assert traj.env.state == 4 and traj.actions_left == 0
 
 
-def test_the_model_is_told_what_its_answer_earned_and_what_is_left(play, cfg, monkeypatch):
+def test_the_model_is_told_what_its_answer_earned_and_what_is_left(play, cfg, tok, monkeypatch):
     """Two steps earn 2; then a step and a stand earn 1; a malformed answer costs 0.1, and a valid
     one after it is not punished for it.
     """
     told, encode = [], rm.encode
 
     def spy(tok, first_tag, text, after_answer=False):
-        if after_answer and text != ".":
+        if after_answer:
             told.append(text.splitlines())
         return encode(tok, first_tag, text, after_answer)
     monkeypatch.setattr(rm, "encode", spy)
@@ -83,29 +83,12 @@ def test_the_model_is_told_what_its_answer_earned_and_what_is_left(play, cfg, mo
     assert [turn["reward"] for turn in traj.turns] == [2.0, 1.0, -0.1, 0.0, 1.0]
     assert [turn["valid"] for turn in traj.turns] == [True, True, False, True, True]
     assert traj.R == pytest.approx(3.9)
-
-
-def test_the_reward_of_a_turn_is_on_its_last_token(play, cfg, tok):
-    """Each turn pays something else, and its answer has another length."""
-    cfg.max_turns, cfg.max_new_tokens = 3, 32
-    answers = ["</think><answer>Up || Up</answer>", "Up", "so</think><answer>Up</answer>"]
-    traj, = play(answers, Walk, [0], cfg)
     ends = [t for t, mine in enumerate(traj.mask)
             if mine and (t + 1 == len(traj.mask) or not traj.mask[t + 1])]
-    assert {t: reward for t, reward in enumerate(traj.reward) if reward} == dict(
-        zip(ends, [2.0, -0.1, 1.0]))
+    assert [traj.reward[t] for t in ends] == [2.0, 1.0, -0.1, 0.0, 1.0], "on the last token"
+    assert sum(traj.reward) == pytest.approx(3.9), "and nowhere else"
     written = [len(tok(text + "<|im_end|>").input_ids) for text in answers]
     assert [turn["tokens"] for turn in traj.turns] == written, "with the end token"
-
-
-def test_a_rollout_keeps_no_graph(folder, cfg):
-    models = rm.load_models(cfg)
-    seen = []
-    models.policy.get_decoder().register_forward_hook(
-        lambda *_: seen.append(torch.is_grad_enabled()))
-    cfg.max_new_tokens, cfg.max_turns = 2, 1
-    rm.rollout(models, [300], 2, rm.replace(cfg, env="bandit"), 0)
-    assert seen and not any(seen)
 
 
 # ----------------------------------------------------------------------- what is trained, with what
@@ -219,29 +202,21 @@ def test_every_epoch_takes_every_trajectory_once_in_an_order_of_its_own(cfg, rec
     assert recorded[12:] != recorded[:6]
 
 
-def test_minibatches_are_of_the_kept_episodes(cfg, no_networks, recorded):
+def test_learn_orders_minibatches_of_the_kept_episodes_by_its_seed(cfg, no_networks, recorded):
     """Minibatches of at most three: two groups of four are three updates, those of one group two.
     """
-    rewards = [0, 1, 0, 1, 0, 5, 0, 5]
-    for keep, sizes in ((1.0, [3, 3, 2]), (0.5, [3, 1])):
-        recorded.clear()
+    for seed, keep in ((0, 1.0), (1, 1.0), (0, 1.0), (0, 0.5)):
         cfg = rm.replace(cfg, algo="grpo", rollouts=4, keep=keep, minibatch_size=3)
-        rm.learn(numbered(rewards, 4), no_networks, cfg, 0)
-        assert [len(rows) for rows in recorded] == sizes
-
-
-def test_the_seed_of_learn_orders_the_minibatches(cfg, no_networks, recorded):
-    cfg = rm.replace(cfg, algo="grpo", rollouts=4, minibatch_size=3)
-    for seed in (0, 1, 0):
         rm.learn(numbered([0, 1, 0, 1, 0, 5, 0, 5], 4), no_networks, cfg, seed)
-    assert recorded[:3] == recorded[6:] != recorded[3:6]
+    assert [len(rows) for rows in recorded] == [3, 3, 2] * 3 + [3, 1]
+    assert recorded[:3] == recorded[6:9] != recorded[3:6]
 
 
 def test_statistics_of_a_step_are_means_over_all_its_tokens(cfg, no_networks, monkeypatch):
     """Rows of one and of three tokens, each a micro-batch of its own. Two of the four tokens were
     clipped, and the loss is 2 (1 + 0 - 3 + 1) / 4.
     """
-    monkeypatch.setattr(rm, "MICRO_TOKENS", 1)
+    cfg.micro_tokens = 1
     weight = torch.tensor(2.0, requires_grad=True)
     monkeypatch.setattr(rm, "token_logps", lambda policy, part, cfg: (
         weight * part["old_logp"][part["mask"]], None))
@@ -293,8 +268,9 @@ def test_success_is_that_of_the_last_state(cfg):
 # ------------------------------------------------------------------------------------ one iteration
 @pytest.fixture
 def made_up(monkeypatch):
-    """Nothing checks the log-probs of episodes that were made up."""
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)
+    """Episodes that were made up have no log-probs."""
+    monkeypatch.setattr(rm, "logp_gap", lambda *rest: 0.0)
+    monkeypatch.setattr(chat, "check_gap", lambda *rest: None)
 
 
 @pytest.fixture
@@ -324,6 +300,7 @@ def test_other_seeds_and_other_iterations_draw_everything_anew(cfg, drawn):
     calls = [drawn(cfg, seed, i) for seed, i in settings]
     levels = [level for (of_iteration, _), _ in calls for level in of_iteration]
     assert len(set(levels)) == 4 * len(settings) and min(levels) > max(envs.EVAL_SEEDS)
+    assert max(levels) > 2 ** 30, "there are as many levels as seeds"
     assert len({sampling_seed for (_, sampling_seed), _ in calls}) == len(settings)
     assert len({learn_seed for _, (_, learn_seed) in calls}) == len(settings)
     assert calls == [drawn(cfg, seed, i) for seed, i in settings], "the same again for the same"
@@ -347,34 +324,53 @@ def test_slices_of_online_k_share_nothing(cfg, drawn):
     assert len({seed for _, seed in slices}) == 3
 
 
-def test_the_clock_of_an_iteration(cfg, made_up, monkeypatch):
-    """The rollout takes 5 seconds, its check 100, which are nobody's, and each slice 2."""
-    now = [0.0]
+# ------------------------------------------------------------- rollout and update, the same numbers
+@pytest.fixture
+def uncertain(llama, tok, cfg):
+    """uncertain(*changes) -> the gap after each change of old_logp, a function of (k, log-prob)"""
+    cfg.temperature, cfg.max_turns = 0.7, 2
+    models = SimpleNamespace(policy=llama, tok=tok)
+    trajs = rm.rollout(models, [300, 301], 2, cfg, 0)
+    trajs[1].append([5] * 50, sampled=False)  # it is the longest
 
-    def passes(seconds, result):
-        now[0] += seconds
-        return result
-    trajs = [walked(group) for group in range(2) for _ in range(2)]
-    monkeypatch.setattr(rm, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(rm, "rollout", lambda *rest: passes(5, trajs))
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: passes(100, None))
-    monkeypatch.setattr(rm, "learn", lambda *rest: passes(2, ({}, [])))
-    row, _ = rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2, online_k=2))
-    assert (row["seconds_rollout"], row["seconds_update"]) == (5, 4)
+    def gap(change, which=1):
+        kept = trajs[which].old_logp
+        trajs[which].old_logp = [change(k, logp) for k, logp in enumerate(kept)]
+        found = rm.logp_gap(trajs, models, cfg)
+        trajs[which].old_logp = kept
+        return found
+    return gap
 
 
-def test_the_ratios_of_the_rollout_are_checked_before_anything_is_learnt(cfg, monkeypatch):
-    order = []
-    trajs = [walked(0), walked(0)]
-    monkeypatch.setattr(rm, "rollout", lambda *rest: trajs)
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: order.append(rest[0]))
-    monkeypatch.setattr(rm, "learn", lambda *rest: order.append("learn") or ({}, []))
-    rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2))
-    assert order == [trajs, "learn"]
+def test_the_gap_is_the_mean_distance_of_log_probs_times_the_temperature(uncertain):
+    """Differences of opposite sign do not cancel. The longest episode is the one that is looked at,
+    because a sliding window, for example, shows only there.
+    """
+    assert uncertain(lambda k, logp: logp) < 1e-4
+    assert uncertain(lambda k, logp: logp - 0.5) == pytest.approx(0.35, abs=1e-3)
+    assert uncertain(lambda k, logp: logp + 0.5 * (-1) ** k) == pytest.approx(0.35, abs=1e-3)
+    assert uncertain(lambda k, logp: logp - 0.5, which=0) < 1e-4
+
+
+def test_a_gap_is_refused_in_the_first_iteration_and_later_logged(cfg, monkeypatch):
+    """Before anything is learnt from it."""
+    learnt = []
+    monkeypatch.setattr(rm, "rollout", lambda *rest: [walked(0), walked(0)])
+    monkeypatch.setattr(rm, "logp_gap", lambda *rest: 0.05)
+    monkeypatch.setattr(rm, "learn", lambda *rest: learnt.append(1) or ({}, []))
+    models = SimpleNamespace(policy=torch.nn.Identity().eval())
+    cfg = rm.replace(cfg, prompts=1, rollouts=2)
+    assert "0.05" in refused(rm.iterate, 1, models, cfg) and not learnt
+    models.policy.train()
+    assert "eval()" in refused(rm.iterate, 1, models, cfg)
+    row, _ = rm.iterate(2, models, cfg)
+    assert row["logp_gap"] == 0.05 and learnt
+    monkeypatch.setattr(device, "rounding", lambda device: 0.1 if device == "cuda" else 1e-4)
+    chat.check_gap(0.05, models, rm.replace(cfg, device="cuda"))
 
 
 # ----------------------------------------------------------------------------------- what is logged
-def test_a_row_of_the_log(cfg, made_up, monkeypatch):
+def test_a_row_of_the_log(cfg, monkeypatch):
     """Two prompts, two episodes each, five turns. R = 1, -0.1; 0.5, 0, so that the stds are 0.55
     and 0.25, on average 0.4. The mean KL of the three trained tokens is 0.1.
     """
@@ -390,23 +386,23 @@ def test_a_row_of_the_log(cfg, made_up, monkeypatch):
     steps[1]["grad_norm"] = 26.0  # a spike in the second of 16 steps
     batch = {"mask": torch.tensor([[1, 1, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 0]]).bool(),
              "kl": torch.tensor([[0.4, -0.2, 0, 0, 0], [0] * 5, [0, 0, 0.1, 0, 0]])}
-    monkeypatch.setattr(rm, "rollout", lambda *rest: trajs)
-    monkeypatch.setattr(rm, "learn", lambda *rest: (batch, steps))
+    now = [0.0]
+
+    def passes(seconds, result):  # the rollout takes 5, the gap 100, which are nobody's, `learn` 2
+        now[0] += seconds
+        return result
+    monkeypatch.setattr(rm, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(rm, "rollout", lambda *rest: passes(5, trajs))
+    monkeypatch.setattr(rm, "logp_gap", lambda *rest: passes(100, 0.25))
+    monkeypatch.setattr(rm, "learn", lambda *rest: passes(2, (batch, steps)))
     row, played = rm.iterate(7, None, rm.replace(cfg, prompts=2, rollouts=2))
     assert played is trajs
-    assert row.pop("seconds_rollout") >= 0 and row.pop("seconds_update") >= 0
+    assert (row.pop("seconds_rollout"), row.pop("seconds_update")) == (5, 2)
     assert row == pytest.approx(dict(
-        iteration=7, reward=0.35, reward_std=0.4, success=0.25, valid=0.8, turns=1.25, tokens=30,
-        response_length=7.5, entropy=10 / 30, think_length=10 / 5, distinct=3 / 5, updates=16,
-        policy_loss=2.0, clip_fraction=0.25, grad_norm=4.0, grad_norm_max=26.0, kl=0.1), abs=1e-6)
-
-
-def test_a_row_of_an_iteration_without_updates(cfg, drawn, monkeypatch):
-    monkeypatch.setattr(rm, "rollout", lambda *rest: [walked(), walked()])
-    monkeypatch.setattr(rm, "learn", lambda *rest: ({}, []))
-    monkeypatch.setattr(rm, "check_ratios", lambda *rest: None)
-    row, _ = rm.iterate(1, None, rm.replace(cfg, prompts=1, rollouts=2))
-    assert row["updates"] == row["reward_std"] == 0 and "grad_norm" not in row
+        iteration=7, logp_gap=0.25, reward=0.35, reward_std=0.4, success=0.25, valid=0.8,
+        turns=1.25, tokens=30, response_length=7.5, entropy=10 / 30, think_length=10 / 5,
+        distinct=3 / 5, updates=16, policy_loss=2.0, clip_fraction=0.25, grad_norm=4.0,
+        grad_norm_max=26.0, kl=0.1), abs=1e-6)
 
 
 def test_a_row_counts_all_slices_of_online_k(cfg, made_up, monkeypatch):
@@ -427,6 +423,9 @@ def test_a_row_counts_all_slices_of_online_k(cfg, made_up, monkeypatch):
     assert row["kl"] == pytest.approx(0.2)
     assert row["reward"] == 2.5 and row["success"] == pytest.approx(1 / 6, abs=1e-6)
     assert row["reward_std"] == pytest.approx(0.5 / 3, abs=1e-6)
+    monkeypatch.setattr(rm, "learn", lambda *rest: ({}, []))
+    row, _ = rm.iterate(1, None, rm.replace(cfg, prompts=3, rollouts=2))
+    assert row["updates"] == 0 and "grad_norm" not in row and "kl" not in row
 
 
 @pytest.mark.parametrize("answer, thought", [
@@ -456,12 +455,12 @@ def test_a_run_is_dead_after_ten_iterations_without_an_update():
     (3, 1, 10, 0.5, 1.0),
     (5, 5, 2, 0.25, 1.0),
     (5, 5, 1, 0.0, 0.0)])
-def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, capsys, made_up,
+def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, capsys,
                        monkeypatch):
     """Three of five levels are won, 0.6, with Wilson's interval from 0.23 to 0.88. Returns say the
     opposite.
     """
-    monkeypatch.setattr(rm, "EPISODES_AT_ONCE", 2)
+    monkeypatch.setattr(device, "episodes_at_once", lambda policy, cfg: 2)
     cfg.max_turns, cfg.max_actions_per_turn, cfg.max_actions = turns, per_turn, actions
     cfg.env, cfg.eval_prompts, cfg.temperature = Walk, 5, 1.0
     parts = []
@@ -490,76 +489,19 @@ def test_an_evaluation(turns, per_turn, actions, random, optimal, cfg, tok, caps
     assert cfg.temperature == 1.0, "the caller's settings stay"
 
 
-def test_an_evaluation_checks_the_ratios_at_its_own_temperature(cfg, tok, monkeypatch):
-    checked = []
-    monkeypatch.setattr(rm, "rollout", lambda models, seeds, *rest: [walked() for _ in seeds])
-    monkeypatch.setattr(rm, "check_ratios", lambda trajs, models, cfg: checked.append(
-        (len(trajs), cfg.temperature)))
-    cfg.env, cfg.eval_prompts, cfg.temperature = Walk, 5, 1.0
-    rm.evaluate(SimpleNamespace(policy=None, tok=tok), cfg)
-    assert checked == [(5, 0.5)]
-
-
-# --------------------------------------------------------------------------------- peaks, collapses
-def run_of(*success):  # -> plots.Run, whose iteration 1 has success[0]
-    rows = [{"iteration": 0}]
-    rows += [{"iteration": i, "success": value} for i, value in enumerate(success, 1)]
-    return plots.Run({}, rows)
-
-
-def test_peak_and_collapse_by_hand(monkeypatch):
+def test_peak_and_collapse(monkeypatch):
     """Means of two: .55 .95 1 .8 .35 .05 0. The peak, 1, begins at 3. From 6 on three iterations
     are below half of it, and 0.6 at 5 is not.
     """
+    def found(*success):  # in iteration 1, 2, ...
+        rows = [{"iteration": i, "success": value} for i, value in enumerate((0.0, *success))]
+        return plots.peak_and_collapse(plots.Run({}, [{"iteration": 0}, *rows[1:]]))
+    assert found(*[0.75] * 5, *[0.0] * 10) == (1, 6) and found(*[0.75] * 5, *[0.0] * 9)[1] is None
     monkeypatch.setattr(plots, "WINDOW", 2)
     monkeypatch.setattr(plots, "COLLAPSED_FOR", 3)
-    assert plots.peak_and_collapse(run_of(.2, .9, 1, 1, .6, .1, 0, 0)) == (3, 6)
-    assert plots.peak_and_collapse(run_of(.2, .9, 1, 1, .6, .1, 0, .5)) == (3, None), "half of it"
-    assert plots.peak_and_collapse(run_of(.2, .9, 1, 1, .6, .1, 0, .49)) == (3, 6)
-    assert plots.peak_and_collapse(run_of(1, 1, 0, 0, 1, 1, 0, 0, 0)) == (1, 7), "the first peak"
-    assert plots.peak_and_collapse(run_of(1, 1, 0, 0, 0, 1, 1)) == (1, 3), "it may recover"
-    assert plots.peak_and_collapse(run_of(0, 0, 0, 1, 1)) == (4, None), "low before the peak"
-    assert plots.peak_and_collapse(run_of(1)) == (1, None), "shorter than a window"
-
-
-def test_a_collapse_lasts_ten_iterations_below_half_of_the_best_five():
-    high = [0.75] * 5
-    assert plots.peak_and_collapse(run_of(*high, *[0.5] * 9, 0.0)) == (1, None)
-    assert plots.peak_and_collapse(run_of(*high, *[0.5] * 6, *[0.0] * 9)) == (1, None), "nine"
-    assert plots.peak_and_collapse(run_of(*high, *[0.0] * 10)) == (1, 6)
-    lucky = [0.0, 1.0, 0.0, 0.0, 0.0]  # one lucky rollout is no peak
-    assert plots.peak_and_collapse(run_of(*lucky, *[0.5] * 20)) == (6, None)
-
-
-def test_the_verdict_names_peak_and_collapse():
-    assert "nothing was won" in plots.verdict(run_of(*[0.0] * 20))
-    alive = plots.verdict(run_of(*[0.1] * 3, *[0.8] * 20))
-    assert " 4" in alive and "no collapse" in alive
-    assert "collapse in 11" in plots.verdict(run_of(*[0.8] * 10, *[0.1] * 20))
-    with pytest.raises(ValueError):
-        plots.verdict(run_of())
-
-
-def test_the_running_median():
-    """Of a value and its two neighbours on either side, in 200 values of five. At the ends it is of
-    as many as there are on both sides, so that the line begins and ends where the values do.
-    """
-    def median(*values):
-        return np.array(plots.running_median(np.array(values, float)))
-    assert median(1, 3, 4, 7, 8, 9, 9, 9).tolist() == [1, 3, 4, 7, 8, 9, 9, 9]
-    assert median(1, 9, 9, 2, 3, 9, 5).tolist() == [1, 9, 3, 9, 5, 5, 5]
-    assert median(1, 3, 4).tolist() == [1, 3, 4]
-    assert median(1, 3, 2, 7, 8).tolist() == [1, 2, 3, 7, 8]
-    fall = np.repeat([1.0, 0.0], 100)
-    assert (median(*fall) == fall).all(), "a fall stays where it is, and as steep"
-    spikes = np.where(np.arange(200) % 11 < 5, 1.0, 0.0)  # five of eleven
-    assert (median(*spikes)[5:-5] == 0).all()
-
-
-def test_a_run_that_has_only_begun_has_no_curve(tmp_path):
-    (tmp_path / "config.json").write_text('{"env": "bandit", "model": "tiny"}')
-    (tmp_path / "log.jsonl").write_text('{"iteration": 0}\n{"iteration": 1, "succ')
-    run = plots.load(tmp_path)
-    assert run.rows == [{"iteration": 0}], "the last line is unfinished"
-    with pytest.raises(ValueError):
-        DRAW({"run": run}, tmp_path / "curves.png")
+    assert found(.2, .9, 1, 1, .6, .1, 0, 0) == found(.2, .9, 1, 1, .6, .1, 0, .49) == (3, 6)
+    assert found(.2, .9, 1, 1, .6, .1, 0, .5) == (3, None), "half of it"
+    assert found(1, 1, 0, 0, 1, 1, 0, 0, 0) == (1, 7), "the first peak"
+    assert found(1, 1, 0, 0, 0, 1, 1) == (1, 3), "it may recover"
+    assert found(0, 0, 0, 1, 1) == (4, None), "low before the peak"
+    assert found(1) == (1, None), "shorter than a window"

@@ -17,11 +17,9 @@ import envs
 from extras.gymnasium_env import TextEnv
 from extras.my_world import Guess
 
-GUESS = f"{ROOT}/extras/my_world.py:Guess"
-
 
 class Numpy(Guess):
-    """As one may write it at first, with NumPy's numbers everywhere."""
+    """As one may write it at first, with NumPy's numbers everywhere. It has letters of its own."""
 
     @staticmethod
     def draw(rng):
@@ -35,27 +33,21 @@ class Numpy(Guess):
     def won(self, state):
         return np.bool_(state == self.level["prize"])
 
+    def render(self):
+        return f"标志上写着 {self.level['prize']}. 🧊 Où ça ?"
 
-@pytest.mark.parametrize("name", [*envs.ENVS, GUESS, Numpy])
+
+@pytest.mark.parametrize("name", [*envs.ENVS, f"{ROOT}/extras/my_world.py:Guess", Numpy])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that it has no frame rate
 def test_gymnasium_accepts_every_environment(name):
     env = TextEnv(name)
     check_env(env)
     assert env.reset(seed=3)[0] == env.render() == env.reset(seed=3)[0]
+    for action in (-1, len(env.game.actions), "Left"):
+        with pytest.raises(AssertionError, match="is not in Discrete"):
+            env.step(action)
     assert env.step(0)[0] == env.render()
-
-
-@pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_the_success_rate_is_played(rate):
-    env = TextEnv("frozenlake", success_rate=rate)
-    assert env.game.success_rate == rate
-    moved_as_intended = []
-    for seed in range(20):
-        env.reset(seed=seed)
-        row, col = env.game.state
-        env.step(env.game.actions.index("Left"))
-        moved_as_intended.append(env.game.state == (row, max(0, col - 1)))
-    assert all(moved_as_intended) if rate == 1 else not all(moved_as_intended)
+    assert TextEnv("frozenlake", success_rate=0.0).game.success_rate == 0
 
 
 @pytest.mark.parametrize("seeded", [True, False])
@@ -69,19 +61,13 @@ def test_levels_differ_and_none_is_held_out(seeded):
     assert len(levels) > 10 and not levels & held_out
 
 
-@pytest.mark.parametrize("argv, actions", [
-    ([], envs.FrozenLake.actions), (["bandit"], ("Teacher", "Engineer"))])
-def test_the_script_plays_an_episode(argv, actions, monkeypatch, capsys):
+@pytest.mark.parametrize("argv, says", [
+    ([], "success"), (["bandit"], "er: reward"), (["chess"], "chess is no environment")])
+def test_the_script_plays_an_episode(argv, says, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gymnasium_env.py", *argv])
     monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
-    runpy.run_path(str(ROOT / "extras/gymnasium_env.py"), run_name="__main__")
-    said = capsys.readouterr().out
-    assert said.rstrip().endswith("success")
-    assert any(f"{action}: reward" in said for action in actions)
-
-
-def test_the_script_knows_no_chess(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["gymnasium_env.py", "chess"])
-    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
-    with pytest.raises(SystemExit, match="chess"):
+    try:
         runpy.run_path(str(ROOT / "extras/gymnasium_env.py"), run_name="__main__")
+    except SystemExit as stop:
+        print(stop.code)
+    assert says in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """tutorial.ipynb: its form, its checks against what students write, and that both meet in its
 cells. Kernels, nbgrader and whole classes take longer: slow/slow_course.py.
 """
-import bz2
 import itertools
 import json
 import math
@@ -17,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "course"))
 import checks
 import course
+import drawings
 import envs
 import exercises
 import ragen_mini as rm
@@ -84,7 +84,7 @@ def test_metadata_of_nbgrader():
 
 
 def headings():  # -> (number, points, minutes, is it of the core path?) of each exercise's heading
-    pattern = r"### Exercise (\d+).*?\((.*?) points?, (\d+) minutes\)( · core)?"
+    pattern = r"### Exercise (\d+).*?\((.*?) points?.*?, (\d+) minutes\)( · core)?"
     for number, points, minutes, core in re.findall(pattern, "\n".join(map(source, PROSE))):
         yield int(number), float(points.replace("½", ".5")), int(minutes), bool(core)
 
@@ -93,41 +93,42 @@ def test_points_and_minutes_in_the_text():
     """The table at the top adds up, and every exercise's points stand in its heading."""
     table = re.findall(r"^\| \d .*? \| (\d+) \| (\d+) \|", source(BOOK["cells"][0]), re.M)
     assert sum(int(points) for points, _ in table) == 20
-    parts = re.split(r"^## ", "\n".join(map(source, PROSE)), flags=re.M)[1:6]
-    for part, (_, minutes) in zip(parts, table):  # those of the bug hunt stand in its text
+    parts = re.split(r"^## ", "\n".join(map(source, PROSE)), flags=re.M)[1:8]
+    for number, (part, (_, minutes)) in enumerate(zip(parts, table, strict=True), 1):
         said = re.findall(r"### Exercise .*?(\d+) minutes\)", part)
-        assert sum(map(int, said)) == int(minutes)
+        # The bug hunt has no such headings.
+        assert sum(map(int, said)) == int(minutes) or number == 6
     assert [number for number, *_ in headings()] == [n for n in range(17) if n != 14]
     for number, points, _, _ in headings():
         titled = [e for e in exercises.EXERCISES.values() if e.title.startswith(f"{number} ")]
-        assert points == sum(e.points for e in titled)
+        assert points == sum(e.points for e in titled) or number == 16  # the experiment: by hand
 
 
 def test_the_core_path_is_what_points_py_adds_up():
     minutes = sum(minutes for _, _, minutes, core in headings() if core)
-    assert f"*core* (6½ points, {minutes} minutes); with the text" in source(BOOK["cells"][0])
+    assert f"*core* (7½ points, {minutes} minutes); with the text" in source(BOOK["cells"][0])
     of_core = {str(number) for number, _, _, core in headings() if core}
     names = {name for name, e in exercises.EXERCISES.items() if e.title.split()[0] in of_core}
-    page = (checks.COURSE / "staff/points.py").read_text()
-    core, = re.findall(r"CORE = \((.*?)\)", page, re.S)
-    listed = set(re.findall(r'"([\w-]+)"', core))
-    assert listed == names | {"words-baseline", "words-ratio"}
-    assert sum(exercises.EXERCISES[name].points for name in names) == 6.5
+    assert set(answers.CORE) == names | {"words-baseline", "words-ratio"}
+    assert sum(exercises.EXERCISES[name].points for name in names) == 7.5
 
 
-def test_questions_to_be_answered_in_words():
-    """Graded by hand, apart from the 20 points of the checks. Each has a rubric, and all are in the
-    table of points.
+def test_what_the_lecturer_grades():
+    """Apart from the 20 points of the checks: questions in words, and an experiment. Each has a
+    rubric, and all are in the table of points.
     """
-    rubric = re.findall(r"^## (words-\S+)\n", (checks.COURSE / "staff/rubric.md").read_text(), re.M)
+    rubric = re.findall(r"^## (\w+-\w+)\n", (checks.COURSE / "staff/rubric.md").read_text(), re.M)
     questions = [cell for cell in PROSE if "nbgrader" in cell["metadata"]]
-    for number, (cell, name) in enumerate(zip(questions, rubric, strict=True), 1):
-        assert cell["metadata"]["nbgrader"] == dict(
-            grade_id=cell["id"], grade=True, solution=True, locked=False, task=False, points=1,
-            schema_version=3)
-        assert name == cell["id"] and source(cell).startswith(f"**In words {number}** (1 point). ")
+    assert [cell["id"] for cell in questions] == rubric
+    points = []
+    for cell in questions:
+        data = cell["metadata"]["nbgrader"]
+        points.append(data["points"])
+        assert data == dict(grade_id=cell["id"], grade=True, solution=True, locked=False,
+                            task=False, points=points[-1], schema_version=3)
+        assert f"({points[-1]} point" in source(cell).splitlines()[0]
     table = re.findall(r"^\| \d .*? \| \d+ \| \d+ \| (\d) \|", source(BOOK["cells"][0]), re.M)
-    assert sum(map(int, table)) == len(questions) == 6
+    assert sum(map(int, table)) == sum(points) == 10
 
 
 @pytest.mark.parametrize("given", [dict(env="bandit"), dict(iterations=4),
@@ -138,7 +139,8 @@ def test_training_accepts_what_its_check_accepts(given, monkeypatch):
     space = dict(vars(course), rm=rm, settings=lambda: given, use=lambda name, answer: answer,
                  SETTINGS=exercises.SETTINGS)
     exec(source(cell_of("train")), space)
-    evaluated = dict(eval_every=max(1, given.get("iterations", 20) // 4))
+    iterations = (exercises.SETTINGS | given)["iterations"]
+    evaluated = dict(eval_every=max(1, iterations // 4))
     expected = exercises.SETTINGS | evaluated | given
     assert {name: getattr(space["cfg"], name) for name in expected} == expected
 
@@ -177,7 +179,7 @@ def test_the_inputs(name):
     assert len(set(exercise.cases(2)) & set(hidden)) == len(shown)
 
 
-def test_the_inputs_of_an_update_reach_beyond_the_clips(monkeypatch):
+def test_the_inputs_of_an_update_reach_beyond_the_clips():
     """In the notebook already, with the entropy on, in several parts, with and without a critic."""
     exercise = exercises.EXERCISES["add_gradients"]
     ratios, moves = [], []
@@ -187,10 +189,9 @@ def test_the_inputs_of_an_update_reach_beyond_the_clips(monkeypatch):
         mask = batch["mask"]
         logp, _ = rm.token_logps(models.policy, batch, cfg)
         ratios.append((logp - batch["old_logp"][mask]).exp())
-        if models.critic:
+        if models.critic is not None:
             moves.append(rm.token_values(models.critic, batch) - batch["value"][mask])
-        monkeypatch.setattr(rm, "MICRO_TOKENS", exercise.constants(i)["MICRO_TOKENS"])
-        parts = list(rm.micro_batches(batch, inputs["rows"]))
+        parts = list(rm.micro_batches(batch, inputs["rows"], cfg.micro_tokens))
         assert len(parts) > 1 and cfg.entropy_coef > 0
     for numbers, least, most in ((ratios, 0.8, 1.2), (moves, -rm.VALUE_CLIP, rm.VALUE_CLIP)):
         numbers = torch.cat(numbers)
@@ -356,7 +357,7 @@ def test_the_live_picture(tmp_path, monkeypatch, pictures):
     monkeypatch.setattr(course.plots, "draw_evaluations",
                         lambda *args: evaluations.append(1) or draw(*args))
     monkeypatch.setattr(IPython.display, "display", shown.append)
-    config = dict(env="bandit", model="tiny", eval_prompts=1, iterations=7)
+    config = dict(env="bandit", model="tiny", eval_prompts=1, online_k=1, iterations=7)
     tmp_path.joinpath("config.json").write_text(json.dumps(config))
     log = tmp_path / "log.jsonl"
     log.write_text("")
@@ -369,6 +370,35 @@ def test_the_live_picture(tmp_path, monkeypatch, pictures):
         log.write_text(log.read_text() + json.dumps(row) + "\n")
         assert len(shown) == len(evaluations) == (i >= 5) + (i >= 7)
     assert shown[0].data.startswith(b"\x89PNG")
+
+
+def rows_of_drawing(draw):  # -> what is written, line by line from the top
+    draw()
+    lines = {}
+    for text in plt.gcf().axes[0].texts:
+        x, y = text.get_position()
+        if x >= 0 and not isinstance(text, plt.Annotation):  # which is an arrow
+            lines.setdefault(y, []).append((x, text.get_text()))
+    plt.close("all")
+    return [[text for _, text in sorted(line)] for _, line in sorted(lines.items(), reverse=True)]
+
+
+def test_the_drawings(monkeypatch):
+    """The shift as `collate` makes it, and GAE by hand."""
+    monkeypatch.setattr(plt, "show", lambda: None)
+    words, mine, rewards, _ = zip(*drawings.EPISODE)
+    traj = rm.Trajectory(None, 0, 10)
+    traj.ids, traj.mask, traj.reward = list(range(8)), list(mine), list(rewards)
+    traj.old_logp = [0.0] * 8
+    batch = rm.collate([traj], "cpu")
+    _, *rows = rows_of_drawing(drawings.shift)
+    for row, name in zip(rows, ("inputs", "targets", "mask", "reward"), strict=True):
+        found = batch[name][0].tolist()
+        assert row == [words[x] if name in ("inputs", "targets") else str(x) for x in found]
+    _, _, _, delta, advantage, _ = rows_of_drawing(drawings.gae)
+    assert [x for x in delta if x] == ["0.10", "0.30", "0.10", "0.30"]
+    # 0.3; 0.1 + 0.3/2; 0.3 + 0.25/2; 0.1 + 0.425/2
+    assert [float(x) for x in advantage if x] == pytest.approx([0.3125, 0.425, 0.25, 0.3], abs=6e-3)
 
 
 def test_a_shortest_way_out():
@@ -393,98 +423,60 @@ def test_the_paradox_on_paper():
     assert exercises.expected_advantages() == pytest.approx(by_hand, abs=1e-4)
 
 
-@pytest.mark.parametrize("beta2, first, whole", [(0.999, "3.16", "32"), (0.9, "0.32", "6")])
-def test_adam_after_a_calm(beta2, first, whole):
-    """By how many learning rates one gradient moves a weight at once, and until its momentum is
-    spent.
-    """
-    weight = torch.zeros(1, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, beta2))
-    weight.grad = torch.zeros(1)
-    adam.step()
-    adam.state[weight]["step"] += 20_000  # of quiet, as a calm of so many steps would leave it
-    weight.grad = torch.full((1,), -5.0)
-    adam.step()
-    assert f"{weight.item():.2f}" == first
-    weight.grad = torch.zeros(1)
-    for _ in range(100):
-        adam.step()
-    assert f"{weight.item():.0f}" == whole
-    text = text_of_cell("text-take_step")
-    assert first in text and f"{whole} in all" in text
-
-
-def test_adam_after_a_short_calm():
-    """v was divided by 1 - beta2^t, so that one gradient moves less."""
-    weight = torch.zeros(1, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=1.0)
-    for i in range(120):
-        weight.grad = torch.full((1,), -5.0 if i == 119 else 0.0)
-        adam.step()
-    assert f"{weight.item():.2f}" == "1.06"
-    assert "1.06 at step 120" in text_of_cell("text-take_step")
-
-
-def test_no_step_is_longer_than_the_rate_where_both_averages_are_equally_long():
-    """In words 5: beta2 = 0.9. It is reached where a weight's gradients are all alike."""
-    g = torch.Generator().manual_seed(0)
-    weight = torch.zeros(1000, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, 0.9), eps=1e-30)
-    longest = 0.0
-    for _ in range(200):
-        before = weight.detach().clone()
-        weight.grad = torch.randn(1000, generator=g) ** 5
-        weight.grad[0] = 1e-3
-        adam.step()
-        longest = max(longest, (weight.detach() - before).abs().max().item())
-    assert longest == pytest.approx(1, abs=1e-3)
-
-
 def test_starpo_s_makes_one_update():
-    """Exercise 10: 2 x 16 = 32 trajectories are one minibatch, 8 x 16 are four."""
-    cfg = rm.Config(model="tiny")
+    """In the paper 2 x 16 = 32 trajectories are one minibatch, 8 x 16 are four."""
+    cfg = rm.Config(model="owner/name")
     assert cfg.prompts * cfg.rollouts == 4 * cfg.minibatch_size == 128 and cfg.epochs == 1
     R = torch.randn(cfg.prompts, cfg.rollouts)
     kept = rm.uncertainty_filter(R, rm.STARPO_S["keep"])
     assert len(kept) * cfg.rollouts == cfg.minibatch_size
 
 
-def test_the_penalty_in_the_loss_is_the_other_kl():
-    """Before In words 3: over samples of pi, q - 1 - log q has the gradient of KL(pi_ref || pi),
-    and log pi - log pi_ref has none.
+def exact_mean_and_std(weight, x=0.5, N=2, T=2):
+    """Of the estimated slope, over all episodes that N times T pulls can give."""
+    cases = [(1 - x, False, 0.15), (x / 4, True, 1.0), (3 * x / 4, True, 0.0)]  # of a pull
+    total = square = 0.0
+    for pulls in itertools.product(cases, repeat=N * T):
+        chance = math.prod(pull[0] for pull in pulls)
+        risky = torch.tensor([pull[1] for pull in pulls]).view(N, T)
+        reward = torch.tensor([pull[2] for pull in pulls]).view(N, T)
+        found = float(exercises.estimated_slope(risky, reward, x, weight))
+        total += chance * found
+        square += chance * found ** 2
+    return total, math.sqrt(square - total ** 2)
+
+
+def test_the_slope_of_the_bandit():
+    """Exercise 7: the mean over all that can happen is the slope, with the group's mean times
+    1 - 1/N. No weight spreads more than the bare return.
     """
-    logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    logp, ref = logits.log_softmax(0), torch.randn(5, dtype=torch.float64).log_softmax(0)
-    q = (ref - logp).exp()
-    weight = logp.exp().detach()  # how often pi samples each
-
-    def gradient(x):
-        return torch.autograd.grad(x, logits, retain_graph=True)[0]
-    other = gradient((ref.exp() * (ref - logp)).sum())
-    torch.testing.assert_close(gradient((weight * (q - 1 - q.log())).sum()), other)
-    nothing = gradient((weight * (logp - ref)).sum())
-    torch.testing.assert_close(nothing, torch.zeros_like(nothing))
+    found = {weight: exact_mean_and_std(weight)
+             for weight in ("return", "constant", "to come", "group")}
+    for weight, (mean, _) in found.items():
+        assert mean == pytest.approx(0.2 * (0.5 if weight == "group" else 1), abs=1e-6)
+    assert found["return"][1] > found["to come"][1]
 
 
-def test_the_collapse_is_as_the_text_says():
-    config, rows = exercises.collapse_rows()
+def test_the_collapse_is_as_the_text_says(monkeypatch):
+    """And the order of the rubric: when the lines of the picture leave their bands."""
+    run = json.loads((checks.COURSE / "collapse.jsonl").read_text())
+    config, rows = run["config"], run["rows"]
     assert config["starpo_s"] and config["env"] == "bandit" and config["model"] == "tiny"
     assert config["lr"] == pytest.approx(5 * rm.FOR_TINY["lr"])
     assert all(row["iteration"] == i for i, row in enumerate(rows)) and len(rows) == 195
     valid = [row.get("valid", 1.0) for row in rows]
     assert valid[56] < 0.9 and valid[108] < 0.9 and min(valid[109:161]) > 0.9
     assert max(valid[171:]) < 0.5 and max(valid[175:]) < 0.002
-
-
-def test_what_moved_first_does_not_hang_on_the_rule():
-    _, rows = exercises.collapse_rows()
-    for until, moved in ((157, []), (158, ["entropy"]), (173, ["entropy"]),
-                         (174, ["entropy", "valid"])):
-        assert exercises.order_of_alarm(rows[:until]) == moved
-    bands = ((123, 143), (130, 145), (113, 143))
-    for window, factor, band in itertools.product((5, 7), (1.5, 2, 3), bands):
-        order = exercises.order_of_alarm(rows, window=window, factor=factor, band=band)
-        assert order == ["entropy", "valid", "reward_std"]
+    monkeypatch.setattr(plt, "show", lambda: None)
+    course.show_collapse()
+    left = {}
+    for ax in plt.gcf().axes:
+        low, high = ax.patches[0].get_y(), ax.patches[0].get_y() + ax.patches[0].get_height()
+        x, y = ax.lines[0].get_data()
+        left[ax.get_title()] = x[(x > 145) & ((y < low) | (y > high))][0]
+    assert (left["entropy"], left["grad_norm"]) == (157, 158)
+    assert left["grad_norm"] + 14 <= left["valid"] <= left["reward_std"]
+    plt.close("all")
 
 
 def test_the_shipped_runs_show_what_the_text_says():
@@ -514,25 +506,14 @@ def test_the_paradox_in_training_is_as_the_text_says():
     assert min(values[-1] - values[0] for values in evals["mean"]) > 0
 
 
-def test_the_runs_of_online_k_are_those_of_the_figures():
-    """Each evaluation, by the number of updates, and the two numbers of the text."""
-    packed = {}
-    file = checks.ROOT / "figures/tiny/sokoban-elsewhere.jsonl.bz2"
-    for line in bz2.decompress(file.read_bytes()).splitlines():
-        one = json.loads(line)
-        k, seed, columns = one["config"]["online_k"], one["config"]["seed"], one["columns"]
-        if re.search(r"-(StarPO-S|k-\d+)-[0-9a-f]{8}-seed", one["run"]):
-            updates = np.cumsum([number or 0 for number in columns["updates"]])
-            packed[k, seed] = [(n, found["sokoban"]) for n, found in zip(updates, columns["eval"])
-                               if found]
+def test_what_is_said_of_online_k_is_in_its_runs():
     found = {}
     for one in course.online_k_runs().values():
         updates, success = course.plots.evaluations(one, "sokoban")
-        found[one.config["online_k"], one.config["seed"]] = list(zip(updates, success))
-    assert found == packed and len(found) == 13
+        found[one.config["online_k"], one.config["seed"]] = dict(zip(updates, success))
     text = text_of_cell("text-online-k")
     for k, said in ((1, "0.77"), (10, "0.58")):
-        after_20 = [dict(points)[20] for (k_of, _), points in found.items() if k_of == k]
+        after_20 = [points[20] for (k_of, _), points in found.items() if k_of == k]
         assert f"{np.mean(after_20):.2f}" == said and said in text
 
 

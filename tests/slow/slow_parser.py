@@ -46,17 +46,6 @@ def almost_right(dice):  # a valid answer with a few edits
     return "".join(parts)
 
 
-def any_characters(dice):
-    return "".join(chr(dice.randrange(0x110000)) for _ in range(dice.randrange(40)))
-
-
-def storm(dice):  # up to 100 kB of one tag, say
-    most = 12000 if dice.random() < 0.04 else 40
-    repeated = dice.choice([*TAGS, "||", "|", *WORDS]) * dice.randrange(most)
-    before = dice.choice(["", "<think></think><answer>Up||"])
-    return before + repeated + dice.choice(["", "</answer>"])
-
-
 def agrees(text, dice):  # -> was it valid?
     actions, limit = dice.choice([
         (envs.Sokoban.actions, 5), (envs.FrozenLake.actions, 1), (("Teacher", "Engineer"), 2)])
@@ -65,7 +54,7 @@ def agrees(text, dice):  # -> was it valid?
     return found is not None
 
 
-@pytest.mark.parametrize("kind", [pieces, almost_right, any_characters, storm])
+@pytest.mark.parametrize("kind", [pieces, almost_right])
 def test_parser_takes_anything(kind):
     dice = random.Random(0)
     valid = sum(agrees(kind(dice), dice) for _ in range(5000))

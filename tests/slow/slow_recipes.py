@@ -1,7 +1,6 @@
 """extras/recipes.py: every recipe trains, and changes what it says."""
 import copy
 import itertools
-import json
 import math
 import runpy
 import sys
@@ -12,11 +11,13 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT, equal, rows_of, untimed
+from slow_models import RIGHT, models_of, random_model
 
 import plots
 import ragen_mini as rm
 from extras import recipes
-from runs import UserError
+from support import device
+from support.errors import UserError
 
 SMALL = ("--model tiny --device cpu --prompts 2 --rollouts 8 --minibatch-size 8 --iterations 2 "
          "--max-new-tokens 24 --max-turns 3 --lr 1e-3 --eval-every 0 --env frozenlake").split()
@@ -26,9 +27,10 @@ ONLY_FOR = {"rloo": "grpo", "gspo": "grpo", "discount_per_turn": "ppo"}
 @pytest.fixture(autouse=True)
 def originals():
     """Whatever a recipe replaces is put back."""
-    before = dict(vars(rm)), dict(plots.TITLES), dict(plots.QUESTIONS)
+    changed = vars(rm), vars(device), plots.TITLES, plots.QUESTIONS
+    before = [dict(now) for now in changed]
     yield
-    for now, then in zip((vars(rm), plots.TITLES, plots.QUESTIONS), before):
+    for now, then in zip(changed, before):
         now.clear()
         now.update(then)
 
@@ -67,6 +69,25 @@ def vector(network):
     return torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
 
 
+def learn_and_look(trajs, models, cfg, monkeypatch):  # -> gradients of each step, statistics
+    found = []
+
+    def look(models):
+        found.append([weight.grad.clone() for weight in models.policy.parameters()])
+        return 1.0
+    monkeypatch.setattr(rm, "take_step", look)
+    _, steps = rm.learn(trajs, models, cfg, 0)
+    models.policy.zero_grad()
+    return found, steps
+
+
+def logps_of(policy, traj):  # of its own tokens, by a plain pass -> new, old: (n,)
+    logp = policy(torch.tensor([traj.ids])).logits[0, :-1].log_softmax(-1)
+    wrote = [t for t in range(1, len(traj.ids)) if traj.mask[t]]
+    new = torch.stack([logp[t - 1, traj.ids[t]] for t in wrote])
+    return new, torch.tensor([traj.old_logp[t] for t in wrote])
+
+
 @pytest.mark.parametrize("name", recipes.RECIPES)
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_every_recipe_trains(name, algo, cfg):
@@ -96,18 +117,24 @@ def test_settings_on_which_a_recipe_has_no_effect_are_refused(name, flags, cfg):
 
 
 def test_recipes_can_be_combined(cfg, watched):
-    """The cost of tokens counts in the advantages of rloo."""
+    """The rewards of later turns and the cost of tokens count in the advantages of rloo, which
+    compares with the others of a group. What was said is the same.
+    """
+    c = cfg("--algo", "grpo", "--iterations", 1, "--kl-coef", 0)
+    found = watched()
+    rm.train(c)
     recipes.rloo()
     recipes.short_answers()
     recipes.early_turns_count_more()
-    found = watched()
-    rm.train(cfg("--algo", "grpo", "--iterations", 1, "--kl-coef", 0))
-    (trajs, batch), = found
+    rm.train(c)
+    (plain, _), (trajs, batch) = found
+    assert [traj.ids for traj in trajs] == [traj.ids for traj in plain]
     R = [sum(0.9 ** k * turn["reward"] - 0.001 * turn["tokens"]
              for k, turn in enumerate(traj.turns)) for traj in trajs]
     for i, adv in enumerate(batch["adv"]):
         group = R[i // 8 * 8:i // 8 * 8 + 8]
         truth = R[i] - (sum(group) - R[i]) / 7
+        assert trajs[i].R == pytest.approx(R[i])
         assert adv[batch["mask"][i]].tolist() == pytest.approx(
             [truth] * int(batch["mask"][i].sum()), abs=1e-5)
 
@@ -138,40 +165,6 @@ def test_the_filter_of_ragen2_keeps_the_fewest_groups_with_90_percent():
     assert rm.uncertainty_filter(torch.full((3, 4), 0.3), 1.0).tolist() == []
 
 
-def test_only_the_groups_that_ragen2_keeps_are_learnt_from(cfg, watched):
-    recipes.ragen2_filter()
-    found = watched()
-    rows, _ = rm.train(cfg("--prompts", 6, "--algo", "grpo", "--iterations", 1))
-    (trajs, batch), = found
-    variances = np.array([traj.R for traj in trajs]).reshape(6, 8).var(1)
-    kept = sorted(fewest_groups(variances.tolist()))
-    assert 0 < len(kept) < 6 and rows[1]["updates"] == len(kept)
-    rewards = [traj.R for traj in trajs if traj.group in kept]
-    assert batch["reward"].sum(1).tolist() == pytest.approx(rewards, abs=1e-5)
-
-
-def test_without_variance_ragen2_learns_nothing(cfg):
-    recipes.ragen2_filter()
-    rows, _ = rm.train(cfg("--max-new-tokens", 1, "--iterations", 1))
-    assert rows[1]["updates"] == 0 and rows[1]["reward_std"] == 0
-
-
-def test_rloo_is_the_groups_mean_without_the_episode():
-    recipes.rloo()
-    R = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    found = rm.grpo_advantages(R, "std")
-    for group, advantages in zip(R.tolist(), found.tolist()):
-        for i, advantage in enumerate(advantages):
-            others = group[:i] + group[i + 1:]
-            assert advantage == pytest.approx(group[i] - sum(others) / 7, abs=1e-5)
-
-
-def test_a_discount_of_1_per_turn_changes_nothing(cfg):
-    plain = trained(rm.train(cfg())[0])
-    recipes.discount_per_turn()
-    assert trained(rm.train(cfg())[0]) == plain
-
-
 def test_the_discount_is_per_turn(cfg, watched):
     """The critic's targets at lambda 1, compared with a sum over turns."""
     recipes.discount_per_turn()
@@ -198,26 +191,15 @@ def test_the_mean_of_episodes_has_the_gradient_of_a_loop_over_episodes(cfg, monk
     config = cfg("--algo", "grpo", "--kl-coef", 0, "--entropy-coef", 0, "--minibatch-size", 16)
     models = rm.load_models(config)
     trajs = rm.rollout(models, range(500, 502), 8, config, 0)
-    weights = list(models.policy.parameters())
-    found = []
-
-    def look(models):
-        found.extend(weight.grad.clone() for weight in weights)
-        return 1.0
-    monkeypatch.setattr(rm, "take_step", look)
-    rm.learn(trajs, models, config, 0)
-    models.policy.zero_grad()
+    found, = learn_and_look(trajs, models, config, monkeypatch)[0]
     loss = 0.0
     for traj, adv in zip(trajs, rm.grpo_advantages(rm.returns(trajs, config)).flatten()):
-        logp = models.policy(torch.tensor([traj.ids])).logits[0, :-1].log_softmax(-1)
-        wrote = [t for t in range(1, len(traj.ids)) if traj.mask[t]]
-        ratios = torch.stack([(logp[t - 1, traj.ids[t]] - traj.old_logp[t]).exp() for t in wrote])
-        loss = loss - (ratios * adv).mean() / 16
+        new, old = logps_of(models.policy, traj)
+        loss = loss - ((new - old).exp() * adv).mean() / 16
     loss.backward()
-    lengths = {sum(traj.mask) for traj in trajs}
-    assert len(lengths) > 4
+    assert len({sum(traj.mask) for traj in trajs}) > 4
     # The core divides by all tokens. So its loss is eq. 6 if each weight is mean length / length.
-    for weight, grad in zip(weights, found):
+    for weight, grad in zip(models.policy.parameters(), found):
         torch.testing.assert_close(weight.grad, grad, atol=1e-5, rtol=1e-3)
 
 
@@ -226,16 +208,6 @@ def test_a_loss_that_is_already_a_mean_is_refused(cfg):
     rm.policy_loss = lambda logp, entropy, old_logp, adv, cfg: (-(logp * adv).mean(), adv > 0)
     with pytest.raises(AssertionError, match="a number for each token"):
         rm.train(cfg("--iterations", 1))
-
-
-def test_cispo_is_ppo_where_ratios_are_1(cfg):
-    def weights(*flags):
-        _, models = rm.train(cfg("--iterations", 1, "--minibatch-size", 16, *flags))
-        return vector(models.policy)
-    one, two = weights(), weights("--epochs", 2)
-    recipes.cispo()
-    assert weights().allclose(one, atol=1e-5)
-    assert not weights("--epochs", 2).allclose(two, atol=1e-5)
 
 
 def test_cispo_drops_no_token(cfg):
@@ -252,7 +224,7 @@ def test_cispo_drops_no_token(cfg):
 def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
     """Ratios are moved away from 1, some beyond the clip. The parts of an update are small."""
     recipes.gspo()
-    config = cfg("--algo", "grpo", "--kl-coef", 0, "--minibatch-size", 16)
+    config = cfg("--algo", "grpo", "--kl-coef", 0, "--minibatch-size", 16, "--micro-tokens", 300)
     models = rm.load_models(config)
     trajs = rm.rollout(models, range(500, 502), 8, config, 0)
     noise = torch.Generator().manual_seed(0)
@@ -260,54 +232,20 @@ def test_gspo_has_the_gradient_of_a_loop_over_episodes(cfg, monkeypatch):
         shift = torch.randn(1, generator=noise).item() / 3
         traj.old_logp = [logp + shift * own for logp, own in zip(traj.old_logp, traj.mask)]
         traj.reward[-1] += torch.rand(1, generator=noise).item()
-    weights = list(models.policy.parameters())
-    found = []
-
-    def look(models):
-        found.extend(weight.grad.clone() for weight in weights)
-        return 1.0
-    monkeypatch.setattr(rm, "take_step", look)
-    monkeypatch.setattr(rm, "MICRO_TOKENS", 300)
-    _, steps = rm.learn(trajs, models, config, 0)
-    advantages = rm.grpo_advantages(rm.returns(trajs, config)).flatten()
-    models.policy.zero_grad()
+    (found,), steps = learn_and_look(trajs, models, config, monkeypatch)
     total, clipped = 0.0, 0
-    for traj, adv in zip(trajs, advantages):
-        logps = models.policy(torch.tensor([traj.ids])).logits[0, :-1].log_softmax(-1)
-        moved = [logps[t - 1, traj.ids[t]] - traj.old_logp[t]
-                 for t in range(1, len(traj.ids)) if traj.mask[t]]
-        ratio = torch.stack(moved).mean().exp()
+    for traj, adv in zip(trajs, rm.grpo_advantages(rm.returns(trajs, config)).flatten()):
+        new, old = logps_of(models.policy, traj)
+        ratio = (new - old).mean().exp()
         clipped += not 0.8 < ratio < 1.2
         total = total - torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv) / 16
     total.backward()
     assert steps[0]["policy_loss"] == pytest.approx(total.item(), abs=1e-5) and 2 < clipped < 14
-    for weight, grad in zip(weights, found):
+    for weight, grad in zip(models.policy.parameters(), found):
         torch.testing.assert_close(weight.grad, grad, atol=1e-5, rtol=1e-3)
 
 
 # --------------------------------------------------------------------------------- rewards
-def scaled_by_turn(traj):
-    return sum(0.9 ** k * turn["reward"] for k, turn in enumerate(traj.turns))
-
-
-def with_cost(traj):
-    return sum(turn["reward"] - 0.001 * turn["tokens"] for turn in traj.turns)
-
-
-@pytest.mark.parametrize("name, expected", [
-    ("early_turns_count_more", scaled_by_turn), ("short_answers", with_cost)])
-def test_rewards_of_later_turns_and_of_long_answers_are_less(name, expected, cfg, watched):
-    plain = watched()
-    rm.train(cfg("--iterations", 1))
-    recipes.RECIPES[name]()
-    found = watched()
-    rm.train(cfg("--iterations", 1))
-    for (before, _), (trajs, _) in zip(plain, found):
-        assert [traj.ids for traj in trajs] == [traj.ids for traj in before], "the same messages"
-        assert [traj.R for traj in trajs] == pytest.approx([expected(traj) for traj in before])
-        assert any(abs(traj.R - old.R) > 1e-3 for traj, old in zip(trajs, before))
-
-
 def test_naming_the_goal_is_paid(cfg, watched):
     """What the model reads is the same. An answer that is invalid is paid for its thought, too."""
     plain = watched()
@@ -317,16 +255,15 @@ def test_naming_the_goal_is_paid(cfg, watched):
     rm.train(cfg("--iterations", 1))
     times = set()
     for old, traj in zip(plain[0][0], found[0][0]):
-        named = ["goal" in turn["answer"].split("</think>")[0] for turn in old.turns]
         assert traj.ids == old.ids
-        assert traj.R == pytest.approx(old.R + 0.1 * sum(named))
-        earned = [turn["reward"] for turn in traj.turns]
-        assert earned == pytest.approx([turn["reward"] + 0.1 * one
-                                        for turn, one in zip(old.turns, named)])
+        for before, turn in zip(old.turns, traj.turns):
+            named = "goal" in before["answer"].split("</think>")[0]
+            assert turn["reward"] == pytest.approx(before["reward"] + 0.1 * named)
+            times.add(named)
+        assert traj.R == pytest.approx(sum(turn["reward"] for turn in traj.turns))
         ends = [t for t in range(len(traj.ids)) if traj.reward[t]]
         assert all(traj.mask[t] and not any(traj.mask[t + 1:t + 2]) for t in ends)
-        times.add(sum(named))
-    assert len(times) > 1
+    assert times == {True, False}
 
 
 # ------------------------------------------------------------------------------ optimizers
@@ -341,8 +278,10 @@ def test_sgd_steps_along_the_gradient(cfg):
     assert moved.norm().item() == pytest.approx(length, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["muon", "warm_up", "own_model"])
+@pytest.mark.parametrize("name", ["muon", "warm_up", "own_model", "lora"])
 def test_it_goes_on_where_it_stopped(name, cfg, tmp_path):
+    if name == "lora":
+        pytest.importorskip("peft")
     recipes.RECIPES[name]()
     whole, true_models = rm.train(cfg())
     rm.train(cfg("--iterations", 1, "--out", tmp_path / "again"))
@@ -410,17 +349,30 @@ def test_lora_trains_its_adapters_alone_and_merges(cfg, tmp_path):
         assert torch.allclose(again(ids).logits, models.policy(ids).logits, atol=1e-4)
     changed = [name for name, weight in again.named_parameters()
                if not torch.allclose(weight, start[name], atol=1e-7)]
-    assert changed and all("q_proj" in name or "v_proj" in name for name in changed)
+    layers = [name for name, weight in start.items() if ".layers." in name and weight.ndim == 2]
+    assert sorted(changed) == sorted(layers)
     assert rm.parse_config(["--model", str(tmp_path / "merged")]).lr == 4e-4, "it is still tiny"
 
 
-def test_a_run_of_lora_goes_on(cfg, tmp_path):
+@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # peft adapts itself
+def test_lora_has_adapters_in_every_architecture(kind, cfg, tok):
+    """All of them learn: in each layer, and not in the output layer."""
     pytest.importorskip("peft")
+    c = cfg("--algo", "grpo", "--kl-coef", 0)
+    models = models_of(random_model(kind, tok, **RIGHT[kind]), tok, c)
+    rm.load_models = lambda cfg: models
     recipes.lora()
-    whole, _ = rm.train(cfg("--out", tmp_path / "whole"))
-    rm.train(cfg("--iterations", 1))
-    rows, _ = rm.train(rm.parse_config(["--resume", str(tmp_path / "run"), "--iterations", "2"]))
-    assert trained(rows) == untimed(whole)
+    policy = rm.load_models(c).policy
+    trajs = rm.rollout(models, [300], 2, c, 0)
+    batch = rm.compute_advantages(trajs, torch.tensor([[0.0, 1.0]]), models, c)
+    rm.add_gradients(batch, [0, 1], models, c)
+    learn = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    assert all("lora_" in name and "head" not in name for name in learn)
+    for layer in ("0", "1"):
+        grads = [weight.grad.abs().max() for name, weight in policy.named_parameters()
+                 if "lora_B" in name and f".{layer}." in name]
+        assert len(grads) >= 4 and min(grads) > 0
 
 
 def test_own_model_begins_with_three_copies_of_one_network(cfg, tmp_path):
@@ -434,9 +386,9 @@ def test_own_model_begins_with_three_copies_of_one_network(cfg, tmp_path):
     assert not any(part.training for part in (models.policy, models.critic, models.ref))
     rm.train(cfg("--iterations", 1), models)
     played = rm.parse_config(["--model", str(tmp_path / "run"), "--play", "300"])
-    assert played.max_new_tokens == 24
+    assert played.max_new_tokens == 40, "it has the presets of tiny"
     assert equal(rm.load_models(played).policy.state_dict(), models.policy.state_dict())
-    assert rm.parse_config(["--model", str(tmp_path / "run"), "--max-new-tokens", "9"]).lr == 1e-3
+    assert rm.parse_config(["--model", str(tmp_path / "run"), "--max-new-tokens", "9"]).lr == 4e-4
 
 
 # ------------------------------------------------------------------------------ arithmetic
@@ -446,8 +398,8 @@ def test_bf16_rounds_what_is_calculated_but_not_the_weights(cfg):
     traj, = rm.rollout(models, [300], 1, c, 0)
 
     def logps():
-        _, part = next(rm.micro_batches(rm.collate([traj], "cpu"), [0]))
-        with torch.no_grad(), rm.autocast():
+        _, part = next(rm.micro_batches(rm.collate([traj], "cpu"), [0], c.micro_tokens))
+        with torch.no_grad(), device.autocast("cpu"):
             return rm.token_logps(models.policy, part, c)[0]
     exact = logps()
     recipes.bf16()
@@ -458,18 +410,18 @@ def test_bf16_rounds_what_is_calculated_but_not_the_weights(cfg):
     assert torch.equal(logps(), exact)
 
 
-@pytest.mark.parametrize("env", ["bandit", "frozenlake", "sokoban"])
+@pytest.mark.parametrize("env", ["bandit", "frozenlake"])
 @pytest.mark.parametrize("rows", [range(0, 16, 2), range(8), [3], [5, 5]])
 @pytest.mark.parametrize("tokens", [2048, 100])
-def test_read_once_has_the_same_gradients(env, rows, tokens, cfg, monkeypatch):
+def test_read_once_has_the_same_gradients(env, rows, tokens, cfg):
     """In policy and critic, the penalty of the reference included. Groups are whole, or spread over
     updates and over passes. Also where only one row is left, or rows are alike to the end.
     """
     plain = rm.micro_batches
-    monkeypatch.setattr(rm, "MICRO_TOKENS", tokens // 2)
 
     def gradients(once):
-        c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1)
+        c = cfg("--env", env, "--prompts", 2, "--algo", "ppo", "--kl-coef", 0.1,
+                "--micro-tokens", tokens // 2)
         models = rm.load_models(c)
         trajs = rm.rollout(models, [300, 301], 8, c, 0)
         with torch.no_grad():
@@ -486,15 +438,14 @@ def test_read_once_has_the_same_gradients(env, rows, tokens, cfg, monkeypatch):
     for name in ("kl", "value"):
         assert torch.allclose(batch[name], true_batch[name], atol=1e-5)
     assert batch["kl"].abs().max() > 0
-    assert stats == pytest.approx(true_stats, abs=1e-5) and len(found) == len(truth)
+    assert stats == pytest.approx(true_stats, rel=1e-5, abs=1e-5)
+    assert len(found) == len(truth)
     for gradient, true in zip(found, truth):
         assert (gradient - true).abs().max() <= 1e-5 * max(1, true.abs().max())
 
 
-def test_read_once_reads_less(cfg, monkeypatch):
-    """The decoder sees each first message in one row. Where that makes too many tokens, rows of one
-    message are divided, the longest ones together.
-    """
+def test_read_once_reads_less(cfg):
+    """The decoder sees each first message in one row."""
     c = cfg("--env", "bandit", "--algo", "grpo", "--kl-coef", 0)
     models = rm.load_models(c)
     trajs = rm.rollout(models, [300, 301, 302, 303], 4, c, 0)
@@ -511,21 +462,12 @@ def test_read_once_reads_less(cfg, monkeypatch):
     recipes.read_messages_once(models)
     batch = rm.collate(trajs, "cpu")
 
-    def look():
-        read.clear()
-        rm.per_token(lambda part: rm.token_logps(models.policy, part, c)[0], batch)
-        return list(zip(read[::2], read[1::2]))
-    passes = look()
+    rm.per_token(lambda part: rm.token_logps(models.policy, part, c)[0], batch, c)
+    passes = list(zip(read[::2], read[1::2]))
     assert len(passes) == 2 and sum(b for _, (b, _) in passes) == 16
     for (one, shared), (_, rest) in passes:
         assert one == 1 and shared >= min(map(len, messages))
         assert shared + rest <= batch["inputs"].shape[1]
-    monkeypatch.setattr(rm, "MICRO_TOKENS", 50)
-    passes = look()
-    assert len(passes) > 2 and sum(b for _, (b, _) in passes) == 16
-    for (_, shared), (b, rest) in passes:
-        message = max(len(message) for message in messages if len(message) <= shared)
-        assert b == 1 or message + b * (shared + rest - message) <= 100
 
 
 # ------------------------------------------------------------------------ what is measured
@@ -553,21 +495,6 @@ def information_by_loops(trajs, policy, tok):  # -> the estimate, the number of 
     return sum(terms) / len(terms), len(prompts)
 
 
-def test_mutual_information_is_that_of_its_definition(cfg):
-    """Sampled answers of `tiny`, some of which are invalid, and prompts of which two are equal."""
-    c = cfg("--temperature", 1.0)
-    models = rm.load_models(c)
-    trajs = rm.rollout(models, [300, 301, 302, 303, 300], 6, c, 0)
-    truth, prompts = information_by_loops(trajs, models.policy, models.tok)
-    assert prompts == 4
-    assert not all(traj.turns[0]["valid"] for traj in trajs)
-    found = recipes.information(trajs, models, c)
-    assert 0.1 < found <= math.log(4)
-    assert found == pytest.approx(truth, abs=1e-4)
-    one = recipes.information(trajs[:6], models, c)
-    assert one == pytest.approx(0, abs=1e-5), "one prompt tells nothing"
-
-
 def test_mutual_information_of_answers_that_were_written(play, llama, tok, cfg):
     """A thought that is the same everywhere, one that is empty, and an answer without any."""
     models = rm.Models(llama, None, None, None, tok)
@@ -579,6 +506,8 @@ def test_mutual_information_of_answers_that_were_written(play, llama, tok, cfg):
     truth, prompts = information_by_loops(trajs, llama, tok)
     assert prompts == 4
     assert recipes.information(trajs, models, c) == pytest.approx(truth, abs=1e-4)
+    one = recipes.information(trajs[:2], models, c)
+    assert one == pytest.approx(0, abs=1e-5), "one prompt tells nothing"
     assert recipes.information(trajs[-1:], models, c) is None
     assert recipes.information(trajs[-2:-1], models, c) == pytest.approx(0, abs=1e-6)
 
@@ -604,16 +533,12 @@ def test_the_log_has_the_information_of_the_policy_that_played(flags, cfg, watch
     assert rows == plain
 
 
-def test_the_information_has_a_curve(cfg, pictures, tmp_path):
+def test_the_information_has_a_curve():
     recipes.mutual_information()
-    Path(cfg().out).mkdir()
-    Path(cfg().out, "config.json").write_text('{"env": "sokoban", "model": "tiny"}')
-    log = [{"iteration": i, "success": 0.5, "mutual_information": 1.0 + i} for i in (1, 2)]
-    Path(cfg().out, "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
-    plots.curves({"run": plots.load(cfg().out)}, tmp_path / "curves.png")
-    question, = [name for name, columns in plots.QUESTIONS.items()
-                 if "mutual_information" in columns]
-    assert question and plots.TITLES["mutual_information"] and (tmp_path / "curves.png").exists()
+    rows = [{"iteration": 1, "mutual_information": 1.0}]
+    panels = plots.panels_of({"run": plots.Run({}, rows)}, None)
+    assert list(panels.values()) == [["mutual_information"]]
+    assert "I(prompt; thought)" in plots.TITLES["mutual_information"]
 
 
 # ------------------------------------------------------------------------ the command line
@@ -630,8 +555,9 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert f"recipes.py rloo --resume {run}" in capsys.readouterr().out
     command(monkeypatch, "rloo", "--resume", str(run), "--iterations", "2")
     assert len(rows_of(run)) == 3
-    with pytest.raises(SystemExit, match="it was trained by recipes-rloo"):
-        command(monkeypatch, "sgd", "--resume", str(run), "--iterations", "3")
+    assert "note: this run was made" not in capsys.readouterr().out
+    command(monkeypatch, "sgd", "--resume", str(run), "--iterations", "3")
+    assert "made by recipes-rloo, and goes on by recipes-sgd" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="rloo is for --algo grpo"):
         command(monkeypatch, "rloo", *SMALL, "--out", str(tmp_path / "other"))
 
