@@ -18,8 +18,9 @@ episodes that this file writes. Each answer in them is a thought and a move:
 So the model reads, and knows the form of an answer. That one move is better than another it has
 never seen. This is left to reinforcement learning.
 
-In the first lessons only the thoughts are trained, and all of them say something. So hardly anything
-that is trained is random, and the model learns quickly to read. Then everything is trained.
+In the first lessons only the thoughts are trained, and all of them say something. So hardly
+anything that is trained is random, and the model learns quickly to read. Then everything is
+trained.
 """
 import argparse
 import sys
