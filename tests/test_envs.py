@@ -2,7 +2,6 @@
 import functools
 import itertools
 import os
-import re
 import subprocess
 import sys
 
